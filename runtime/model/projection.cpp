@@ -66,7 +66,7 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   }
   std::size_t packed = place_groups();
   widens_groups_ = grouped_;
-  in_bytes_ = grouped_ && precision == Precision::int8;
+  in_bytes_ = grouped_ && precision == Precision::int8 && bytes_pay();
   std::size_t product_scratch = 0;
   std::size_t panel_bytes = 0;
   for (std::int64_t first = 0; first < width_; first += kPanelWidth) {
@@ -93,6 +93,13 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   scratch_bytes_ = std::max(row_at_ + aligned_size(depth * sizeof(float)),
                             static_cast<std::size_t>(kFewRows) * few_row_bytes());
   packed_bytes_ = packed;
+}
+
+bool Projection::bytes_pay() const {
+  if (precision_ == Precision::f32) return true;
+  std::int64_t slow = 0;
+  for (const Piece& piece : pieces_) slow += piece.tensor->type == TensorType::q6_k ? piece.count : 0;
+  return 2 * slow <= width_;
 }
 
 std::size_t Projection::place_groups() {
