@@ -1,9 +1,9 @@
 // Products of many rows in bytes (byte_product.hpp) for AVX-512 with VNNI. A lane is a stored row: four activations are
 // broadcast to all of them, and vpdpbusd adds four products to each, exactly.
 //
-// What an instruction costs decides the rate: beside eight vpdpbusd a run of 32 takes one multiplication and one addition
-// for its two scales (one more for a minimum), on the same two ports of Zen 5; the conversion runs beside them. So at most
-// 8 of 10 (of 11) are products.
+// What an instruction costs decides the rate: beside eight vpdpbusd, and one for the largest element, a run of 32 takes one
+// multiplication and one addition for its two scales (one more for a minimum), on the same two ports of Zen 5; conversion,
+// shift and sum run beside them. So at most 8 of 11 (of 12) are the products that count.
 
 #include <cstddef>
 
