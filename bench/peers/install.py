@@ -2,8 +2,8 @@
 
 FOLDER (default: HEADWATER_PEERS, or ~/.cache/headwater-peers) gets a virtual environment with PyTorch, and llama.cpp's
 ggml with its CPU kernels, built for this processor from the sdist of llama-cpp-python. With --model it is the whole of
-llama-cpp-python instead, built likewise: model.py runs models with it. What is there already is kept. A
-peer that cannot be had is named with the reason; the comparison then runs without it.
+llama-cpp-python instead, built likewise, and OpenVINO GenAI: model.py runs models with them. What is there already is
+kept. A peer that cannot be had is named with the reason; the comparison then runs without it.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import urllib.parse
 import urllib.request
 
 TORCH = "torch==2.15.0"
+OPENVINO = "openvino-genai==2026.4.1"
 LLAMA, LLAMA_VERSION = "llama-cpp-python", "0.3.36"
 SECONDS = 120  # without an answer from PyPI
 
@@ -44,12 +45,18 @@ def has(python, module):
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def torch(root):
+def environment(root):
+    """Its Python, with numpy."""
     python = root / "venv" / "bin" / "python"
     if not python.exists():
         run("virtual environment", root / "venv.log", sys.executable, "-m", "venv", root / "venv")
     if not has(python, "numpy"):
         run("numpy", root / "numpy.log", python, "-m", "pip", "install", "numpy")
+    return python
+
+
+def torch(root):
+    python = environment(root)
     if not has(python, "torch"):
         run(f"{TORCH} (some gigabytes)", root / "torch.log", python, "-m", "pip", "install", TORCH)
 
@@ -92,11 +99,7 @@ def ggml(root):
 
 def llama(root):
     """llama-cpp-python, built for this processor; it brings its own ggml."""
-    python = root / "venv" / "bin" / "python"
-    if not python.exists():
-        run("virtual environment", root / "venv.log", sys.executable, "-m", "venv", root / "venv")
-    if not has(python, "numpy"):
-        run("numpy", root / "numpy.log", python, "-m", "pip", "install", "numpy")
+    python = environment(root)
     if has(python, "llama_cpp"):
         return
     archive = root / "llama.tar.gz"
@@ -105,12 +108,18 @@ def llama(root):
         "CMAKE_ARGS=-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_CURL=OFF", python, "-m", "pip", "install", archive)
 
 
+def openvino(root):
+    python = environment(root)
+    if not has(python, "openvino_genai"):
+        run(OPENVINO, root / "openvino.log", python, "-m", "pip", "install", OPENVINO)
+
+
 def main():
     arguments = [argument for argument in sys.argv[1:] if argument != "--model"]
     root = folder(arguments)
     root.mkdir(parents=True, exist_ok=True)
     missing = 0
-    for peer in (llama,) if "--model" in sys.argv[1:] else (torch, ggml):
+    for peer in (llama, openvino) if "--model" in sys.argv[1:] else (torch, ggml):
         try:
             peer(root)
         except (RuntimeError, OSError) as error:

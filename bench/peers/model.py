@@ -1,11 +1,12 @@
-"""Headwater and llama.cpp on the same GGUF file, taking turns: VENV/bin/python model.py --help
+"""Headwater, llama.cpp and OpenVINO GenAI on the same GGUF file, taking turns: VENV/bin/python model.py --help
 
 Time to the first token (from the first token in to the logits after the last one; loading is not counted) and the rate
-of tokens generated after the prompt, with the same tokens, the same threads and flash attention. llama.cpp comes
-through llama-cpp-python, in this process; Headwater is `headwater bench -m`, a process for each turn. In every round
-both run once at each length, in an order that turns; ratios are taken within a round, as medians; on one thread of
-processor times, which other work on the machine does not move. Before anything is
-timed the logits after a short prompt are compared, so that all are timed on the same work.
+of tokens generated after the prompt, with the same tokens and threads. llama.cpp (llama-cpp-python, flash attention) and
+OpenVINO GenAI (dense, and by its own sparse prefill, XAttention) run in this process; Headwater, by the rule that `headwater
+generate` begins with and densely, is `headwater bench -m`, a process for each turn. In every round all run once at each
+length, in an order that turns; ratios are taken within a round, as medians; on one thread of processor times, which other
+work on the machine does not move. Before anything is timed the results after a short prompt are compared, so that all are
+timed on the same work. A peer that is not there, or does not read the file, is left out with a line that says why.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import time
 
 TOKEN_STEP = 7919  # of the tokens that `headwater bench -m` takes: (step * i + seed) modulo the vocabulary
 SEED = 1
-CHECKED_TOKENS = 256
+CHECKED = (256, 240, 224, 208, 192)  # tokens of the prompts that are compared
 # Logits of random weights have a deviation near 1; a wrong rotation, norm or head moves them by as much. Both round
 # activations, llama.cpp to eight bits.
 TOLERANCE = 0.25
@@ -39,6 +40,10 @@ def silent():
         os.dup2(saved, 2)
         os.close(saved)
         os.close(null)
+
+
+# The default of `headwater generate` (bindings/preset.cpp).
+DEFAULT_RULE = ("--select", "sketches", "--h2o-local", "32", "--h2o-heavy", "480", "--pinned", "8")
 
 
 class Llama:
@@ -64,6 +69,16 @@ class Llama:
         if not self.context:
             raise RuntimeError("llama.cpp opens no context")
         self.vocabulary = module.llama_vocab_n_tokens(module.llama_model_get_vocab(self.model))
+        self.about = f"llama-cpp-python {module.__version__}, flash attention, cache F16"
+
+    def check(self, bests):
+        """bests: what headwater finds likeliest after each of CHECKED."""
+        for n, best in zip(CHECKED, bests):
+            self.prompt(n)
+            theirs = self.logit(best["token"])
+            if not abs(theirs - best["logit"]) <= TOLERANCE:
+                raise RuntimeError(f"the programs compute different things: after {n} tokens the logit of token "
+                                   f"{best['token']} is {best['logit']:.3f} here and {theirs:.3f} in llama.cpp")
 
     def decode(self, tokens):
         array = (self.module.llama_token * len(tokens))(*tokens)
@@ -92,10 +107,57 @@ class Llama:
         return first, generate / (self.clock() - begin)
 
 
-class Headwater:
-    name = "headwater"
+class OpenVINO:
+    def __init__(self, genai, path, threads, capacity, sparse):
+        import numpy  # pylint: disable=import-outside-toplevel
+        import openvino  # pylint: disable=import-outside-toplevel
+        self.name = "OpenVINO, XAttention" if sparse else "OpenVINO, dense"
+        self.about = f"OpenVINO GenAI {genai.__version__}, no prefix cache"
+        self.tensor = lambda ids: openvino.Tensor(numpy.array([ids]))
+        self.genai, self.sparse = genai, sparse
+        self.clock = time.process_time if threads == 1 else time.perf_counter
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False
+        scheduler.cache_size = 2  # GB
+        scheduler.max_num_batched_tokens = capacity + 1  # a prompt is one step
+        if sparse:
+            scheduler.use_sparse_attention = True
+            scheduler.sparse_attention_config = genai.SparseAttentionConfig(mode=genai.SparseAttentionMode.XATTENTION)
+        self.pipeline = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
+        self.vocabulary = len(self.pipeline.get_tokenizer().get_vocab())
+        self._ask(max(CHECKED), 1)  # the first call of all compiles
 
-    def __init__(self, program, path, threads, flags):
+    def _ask(self, n, tokens):
+        """(the tokens, seconds to the first one, seconds of the others)"""
+        config = self.genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, apply_chat_template=False)
+        ids = [(TOKEN_STEP * i + SEED) % self.vocabulary for i in range(n)]
+        begin = self.clock()
+        handle = self.pipeline.add_request(0, self.tensor(ids), config)
+        self.pipeline.step()
+        first = self.clock()
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
+        return handle.read_all()[0].generated_ids, first - begin, self.clock() - first
+
+    def check(self, bests):
+        """It tells the likeliest token alone, which rounding decides where two are as likely: most must be the same. XAttention
+        answers differently by itself."""
+        if self.sparse:
+            return
+        here = [best["token"] for best in bests]
+        theirs = [self._ask(n, 1)[0][0] for n in CHECKED]
+        if 2 * sum(a == b for a, b in zip(here, theirs)) < len(CHECKED):
+            raise RuntimeError(f"the programs compute different things: after {CHECKED} tokens the likeliest are {here} here "
+                               f"and {theirs} in {self.name}")
+
+    def run(self, n, generate):
+        _, first, others = self._ask(n, generate + 1)
+        return first, generate / others
+
+
+class Headwater:
+    def __init__(self, program, path, threads, flags, name="headwater"):
+        self.name = name
         self.command = [str(program), "bench", "-m", str(path), "-t", str(threads), "--rounds", "1", "--seed", str(SEED),
                         "--no-dense", "--json", *flags]
         self.about = None
@@ -113,16 +175,6 @@ class Headwater:
         return prompt["first_token"]["seconds"], prompt["decode"]["tokens_per_second"]
 
 
-def check(headwater, llama):
-    best = headwater.report(CHECKED_TOKENS, 0)["best"]
-    llama.prompt(CHECKED_TOKENS)
-    theirs = llama.logit(best["token"])
-    if not abs(theirs - best["logit"]) <= TOLERANCE:
-        raise RuntimeError(f"the programs compute different things: after {CHECKED_TOKENS} tokens the logit of token "
-                           f"{best['token']} is {best['logit']:.3f} here and {theirs:.3f} there")
-    return best["logit"], theirs
-
-
 def measure(contenders, lengths, rounds, generate):
     times = {contender.name: {n: [] for n in lengths} for contender in contenders}
     for number in range(rounds):
@@ -131,23 +183,47 @@ def measure(contenders, lengths, rounds, generate):
             for contender in contenders[turn:] + contenders[:turn]:
                 times[contender.name][n].append(contender.run(n, generate))
                 first, rate = times[contender.name][n][-1]
-                print(f"round {number + 1}: {n:6} tokens, {contender.name:10} {first:8.2f} s to the first token, then "
+                print(f"round {number + 1}: {n:6} tokens, {contender.name:20} {first:8.2f} s to the first token, then "
                       f"{rate:6.1f} tokens/s", file=sys.stderr, flush=True)
     return times
 
 
 def table(times, lengths):
-    """Medians; ratios are medians of those of the rounds."""
-    lines = ["| tokens | first token, llama.cpp | headwater | sooner | decode, llama.cpp | headwater | faster |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]
-    for n in lengths:
-        own, other = times["headwater"][n], times["llama.cpp"][n]
-        sooner = statistics.median(b[0] / a[0] for a, b in zip(own, other))
-        faster = statistics.median(a[1] / b[1] for a, b in zip(own, other))
-        cells = [statistics.median(x[i] for x in side) for i in (0, 1) for side in (other, own)]
-        lines.append(f"| {n} | {cells[0]:.2f} s | {cells[1]:.2f} s | **{sooner:.2f}** | {cells[2]:.1f} /s | "
-                     f"{cells[3]:.1f} /s | **{faster:.2f}** |")
+    """Medians; in brackets how many times as long as the first contender, or as fast, medians of the rounds' ratios."""
+    names = list(times)
+    lines = []
+    for title, part, unit in (("first token", 0, " s"), ("decode", 1, " /s")):
+        lines += [f"| {title}, tokens | " + " | ".join(names) + " |", "| --- " * (1 + len(names)) + "|"]
+        for n in lengths:
+            cells = []
+            for name in names:
+                value = statistics.median(one[part] for one in times[name][n])
+                ratio = statistics.median(one[part] / own[part] for one, own in zip(times[name][n], times[names[0]][n]))
+                cells.append(f"{value:.2f}{unit}" + ("" if name == names[0] else f" ({ratio:.2f})"))
+            lines.append(f"| {n} | " + " | ".join(cells) + " |")
+        lines.append("")
     return "\n".join(lines)
+
+
+def peers_of(path, threads, capacity):
+    """Those that are there and read the file."""
+    def llama():
+        import llama_cpp  # pylint: disable=import-outside-toplevel
+        return Llama(llama_cpp, path, threads, capacity)
+
+    def openvino(sparse):
+        import openvino_genai  # pylint: disable=import-outside-toplevel
+        return OpenVINO(openvino_genai, path, threads, capacity, sparse)
+
+    found = []
+    for name, opens in (("llama.cpp", llama), ("OpenVINO, dense", lambda: openvino(False)),
+                        ("OpenVINO, XAttention", lambda: openvino(True))):
+        try:
+            found.append(opens())
+        except (ImportError, RuntimeError, IndexError) as error:
+            print(f"model: no {name}: {str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__}",
+                  file=sys.stderr)
+    return found
 
 
 def lengths_of(text):
@@ -165,12 +241,12 @@ def count(text):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description="Headwater and llama.cpp on the same model file, taking turns.")
+    parser = argparse.ArgumentParser(description="Headwater, llama.cpp and OpenVINO GenAI on the same model file, taking turns.")
     parser.add_argument("--headwater", type=pathlib.Path, required=True, help="the program `headwater`")
     parser.add_argument("--model", type=pathlib.Path, help="a GGUF file; else random weights of --random")
     parser.add_argument("--random", default="qwen3-0.6b", help="shape of the random weights (qwen3-0.6b)")
     parser.add_argument("--type", default="q8_0", help="of the random weights (q8_0)")
-    parser.add_argument("-n", type=lengths_of, default=[512, 2048, 4096, 8192], help="lengths (512,2048,4096,8192)")
+    parser.add_argument("-n", type=lengths_of, default=[512, 2048, 4096, 8000], help="lengths (512,2048,4096,8000)")
     parser.add_argument("--decode", type=count, default=32, help="tokens generated after each prompt (32)")
     parser.add_argument("--rounds", type=count, default=3, help="rounds (3)")
     parser.add_argument("-t", "--threads", type=count, default=len(os.sched_getaffinity(0)), help="threads (all cores)")
@@ -184,29 +260,28 @@ def parse(arguments):
 
 def main(arguments):
     options = parse(arguments)
-    try:
-        import llama_cpp  # pylint: disable=import-outside-toplevel
-    except ImportError as error:
-        print(f"model: no llama-cpp-python: {error}", file=sys.stderr)
-        return 2
     with tempfile.TemporaryDirectory() as folder:
         path = options.model
         if path is None:
             path = pathlib.Path(folder) / "random.gguf"
             subprocess.run([options.headwater, "bench", "--random", options.random, "--type", options.type, "--save", path],
                            check=True)
-        headwater = Headwater(options.headwater, path, options.threads, [])
-        llama = Llama(llama_cpp, path, options.threads, max(CHECKED_TOKENS, max(options.n) + options.decode))
-        ours, theirs = check(headwater, llama)
-        print(f"checked: after {CHECKED_TOKENS} tokens the best logit is {ours:.3f}, llama.cpp's {theirs:.3f}",
-              file=sys.stderr)
-        times = measure([headwater, llama], options.n, options.rounds, options.decode)
-    about = headwater.about
+        own = Headwater(options.headwater, path, options.threads, DEFAULT_RULE)
+        dense = Headwater(options.headwater, path, options.threads, ["--dense-below", str(1 << 30)], "headwater, dense")
+        peers = peers_of(path, options.threads, max(*CHECKED, max(options.n) + options.decode))
+        if not peers:
+            return 2
+        bests = [own.report(n, 0)["best"] for n in CHECKED]
+        for peer in peers:
+            peer.check(bests)
+        print(f"checked: after {CHECKED} tokens the programs agree", file=sys.stderr)
+        times = measure([own, dense, *peers], options.n, options.rounds, options.decode)
+    about = own.about
     load = os.getloadavg()
     head = (f"{about['cpu']}; {about['model']}, {about['weights']}; {options.threads} threads; headwater: engine "
             f"`{about['engine']}` ({about['isa']}), projections {about['projections']}, cache {about['cache_type']}, "
-            f"chunk {about['effective']['chunk']}, memory {about['effective']['local']} + {about['effective']['heavy']}; "
-            f"llama-cpp-python {llama_cpp.__version__}, flash attention, cache F16; {options.rounds} rounds by {about['judged_by']}; load "
+            f"chunk {about['effective']['chunk']}, `{' '.join(DEFAULT_RULE)}`; "
+            f"{'; '.join(dict.fromkeys(peer.about for peer in peers))}; {options.rounds} rounds by {about['judged_by']}; load "
             f"{load[0]:.1f}.")
     print(f"{head}\n\n{table(times, options.n)}")
     if options.json:

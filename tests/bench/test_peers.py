@@ -1,6 +1,7 @@
 """The comparison with the peers, where none is installed: Headwater's side of it, its own checks, its table."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -99,17 +100,14 @@ class Models(unittest.TestCase):
         self.assertEqual([name for name, *_ in log], ["headwater", "llama.cpp", "llama.cpp", "headwater", "headwater",
                                                       "llama.cpp"])
         self.assertTrue(all(entry[1:] == (7, 2) for entry in log))
-        row = model.table(times, [7]).splitlines()[2]
-        self.assertEqual([cell.strip() for cell in row.split("|")[1:-1]],
-                         ["7", "4.00 s", "2.00 s", "**3.00**", "5.0 /s", "10.0 /s", "**2.00**"])
+        lines = model.table(times, [7]).splitlines()
+        rows = [[cell.strip() for cell in lines[i].split("|")[1:-1]] for i in (2, 6)]
+        self.assertEqual(rows, [["7", "2.00 s", "4.00 s (3.00)"], ["7", "10.00 /s", "5.00 /s (0.50)"]])
 
     def test_another_result_ends_the_run(self):
-        class Ours:
-            def report(self, n, generate):
-                return {"best": {"token": 3, "logit": 4.0}}
-
-        class Theirs:
-            logits = {3: 4.1}
+        class Theirs(model.Llama):
+            def __init__(self, logits):
+                self.logits = logits
 
             def prompt(self, n):
                 self.asked = n
@@ -117,11 +115,25 @@ class Models(unittest.TestCase):
             def logit(self, token):
                 return self.logits[token]
 
-        self.assertEqual(model.check(Ours(), Theirs()), (4.0, 4.1))
-        for wrong in (3.0, float("nan")):
-            Theirs.logits = {3: wrong}
+        class Others(model.OpenVINO):
+            def __init__(self, *tokens):
+                self.name, self.sparse, self.tokens = "OpenVINO", False, iter(tokens)
+
+            def _ask(self, n, tokens):
+                return [next(self.tokens)], 0.0, 0.0
+
+        bests = [{"token": 3, "logit": 4.0}] * len(model.CHECKED)
+        Theirs({3: 4.1}).check(bests)
+        Others(3, 4, 3, 4, 3).check(bests)
+        for wrong in (Theirs({3: 3.0}), Theirs({3: float("nan")}), Others(3, 4, 4, 4, 3)):
             with self.assertRaises(RuntimeError):
-                model.check(Ours(), Theirs())
+                wrong.check(bests)
+
+    def test_without_peers(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(model.peers_of(pathlib.Path(folder) / "none.gguf", 1, 512), [])
+        self.assertEqual([line.split(":")[1] for line in said.getvalue().splitlines()],
+                         [" no llama.cpp", " no OpenVINO, dense", " no OpenVINO, XAttention"])
 
     def test_bad_flags(self):
         for words in (["-n", "0"], ["-n", "1,,2"], ["-n", ""], ["--rounds", "x"], ["-t", "0"]):
