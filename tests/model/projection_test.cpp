@@ -411,6 +411,9 @@ TEST(Projection, InBytesWithSeveralTypes) {
     ASSERT_TRUE(packed.projection->in_bytes());
     const Collect got(kRows, width);
     packed.multiply(x.copy(row_type).data(), kRows, 3, got);
+    const Collect alone(kRows, width);
+    packed.multiply(x.copy(row_type).data(), kRows, 1, alone);
+    EXPECT_TRUE(alone.values() == got.values()) << "by one thread and by three";
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       const Tensor& tensor = *ranges[i].tensor;
       SCOPED_TRACE(fmt::format("{} from row {}", tensor_type_info(tensor.type).name, ranges[i].first));
