@@ -27,7 +27,7 @@ SHIPPED = ("reference/", "optimized/", "bindings/", "cli/", "runtime/")
 LARGEST = 12  # files of a group
 CACHE = tree.ROOT / "build" / "tidy"
 # Flags that g++ knows and clang does not.
-UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-Wno-psabi)$")
+UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-fno-thread-jumps|-Wno-psabi)$")
 
 
 def commands(database, everything):

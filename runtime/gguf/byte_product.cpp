@@ -9,7 +9,7 @@
 namespace headwater::runtime {
 namespace {
 
-const ByteKernels& kernels() {
+const ByteKernels& byte_kernels() {
   assert(multiplies_bytes());
   return *row_kernels().bytes;
 }
@@ -20,9 +20,11 @@ bool multiplies_bytes() { return row_kernels().bytes != nullptr; }
 
 std::size_t byte_row_bytes(std::int64_t n) { return static_cast<std::size_t>(n / kFixedRun * kByteRun); }
 
-void to_byte_row(const float* x, std::int64_t n, std::byte* out) { kernels().round(x, n, out); }
+void to_byte_row(const float* x, std::int64_t n, std::byte* out) { byte_kernels().round(x, n, out); }
 
-void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) { kernels().round_bf16(x, n, out); }
+void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) {
+  byte_kernels().round_bf16(x, n, out);
+}
 
 float byte_row_element(const std::byte* row, std::int64_t i) {
   constexpr int kOffset = 128;
@@ -42,11 +44,11 @@ float byte_row_element(const std::byte* row, std::int64_t i) {
 }
 
 std::size_t unpacked_group_bytes(TensorType type, std::int64_t n) {
-  return static_cast<std::size_t>(kernels().unpacked_bytes[static_cast<std::size_t>(type)](n));
+  return static_cast<std::size_t>(byte_kernels().unpacked_bytes[static_cast<std::size_t>(type)](n));
 }
 
 void unpack_group(TensorType type, const std::byte* group, std::int64_t n, std::byte* out) {
-  kernels().unpack[static_cast<std::size_t>(type)](group, n, out);
+  byte_kernels().unpack[static_cast<std::size_t>(type)](group, n, out);
 }
 
 void multiply_bytes(TensorType type, const std::byte* unpacked, std::int64_t groups, std::int64_t n,
@@ -55,7 +57,8 @@ void multiply_bytes(TensorType type, const std::byte* unpacked, std::int64_t gro
   if (HEADWATER_SABOTAGE("runtime.bytes.last_row_of_a_tile_lost") && rows % 6 != 0) --rows;
   if (HEADWATER_SABOTAGE("runtime.bytes.odd_group_lost") && groups > 1) groups -= groups % 2;
   if (HEADWATER_SABOTAGE("runtime.bytes.depth_in_13_bits")) n = n > 8192 ? 8192 : n;
-  kernels().multiply[static_cast<std::size_t>(type)](unpacked, groups, n, x, x_stride, rows, out, stride);
+  byte_kernels().multiply[static_cast<std::size_t>(type)](unpacked, groups, n, x, x_stride, rows, out,
+                                                          stride);
 }
 
 }  // namespace headwater::runtime
