@@ -34,7 +34,7 @@ constexpr std::int64_t kSlicesOfTask = 8;
 constexpr std::int64_t kStripOfBytes = 24;
 
 /// Rows that a task rounds to bytes.
-constexpr std::int64_t kRowsOfTask = 16;
+constexpr std::int64_t kRowsRoundedAtOnce = 16;
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -272,9 +272,9 @@ void Projection::multiply_in_bytes(void* x, std::span<const RowBlock> blocks, in
   const std::int64_t rows = blocks.back().first + blocks.back().valid;
   const std::int64_t x_stride = depth_ * precision_bytes(precision_);
   auto* const byte_rows = static_cast<std::byte*>(x);
-  parallel_tasks(threads, divide_up(rows, kRowsOfTask), [&](std::int64_t task, int) {
-    const std::int64_t last = std::min(rows, (task + 1) * kRowsOfTask);
-    for (std::int64_t row = task * kRowsOfTask; row < last; ++row) round_row(byte_rows + row * x_stride);
+  parallel_tasks(threads, divide_up(rows, kRowsRoundedAtOnce), [&](std::int64_t task, int) {
+    const std::int64_t last = std::min(rows, (task + 1) * kRowsRoundedAtOnce);
+    for (std::int64_t row = task * kRowsRoundedAtOnce; row < last; ++row) round_row(byte_rows + row * x_stride);
   });
   for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
