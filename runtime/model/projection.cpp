@@ -274,7 +274,8 @@ void Projection::multiply_in_bytes(void* x, std::span<const RowBlock> blocks, in
   auto* const byte_rows = static_cast<std::byte*>(x);
   parallel_tasks(threads, divide_up(rows, kRowsRoundedAtOnce), [&](std::int64_t task, int) {
     const std::int64_t last = std::min(rows, (task + 1) * kRowsRoundedAtOnce);
-    for (std::int64_t row = task * kRowsRoundedAtOnce; row < last; ++row) round_row(byte_rows + row * x_stride);
+    for (std::int64_t row = task * kRowsRoundedAtOnce; row < last; ++row)
+      round_row(byte_rows + row * x_stride);
   });
   for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
