@@ -556,7 +556,9 @@ static void test_cache_types(headwater_model* model) {
         }
       }
     }
-    const int32_t native = multiplies_bf16() ? HEADWATER_CACHE_BF16 : HEADWATER_CACHE_F16;
+    const int32_t native = facts.projections != HEADWATER_PROJECTIONS_F32 && multiplies_bf16()
+                               ? HEADWATER_CACHE_BF16
+                               : HEADWATER_CACHE_F16;
     const int32_t stored = type == HEADWATER_CACHE_AUTO ? native : type;
     CHECK_EQUAL(below_half > 0, stored == HEADWATER_CACHE_F32);
     CHECK_EQUAL(below_bf16 == 0, stored == HEADWATER_CACHE_BF16);
