@@ -13,6 +13,7 @@
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/row_groups.hpp"
+#include "runtime/model/kernels/kernels.hpp"
 #include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {

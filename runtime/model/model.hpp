@@ -10,7 +10,6 @@
 
 #include "runtime/gguf/gguf.hpp"
 #include "runtime/model/aligned_buffer.hpp"
-#include "runtime/model/kernels/kernels.hpp"
 #include "runtime/model/model_config.hpp"
 #include "runtime/model/projection.hpp"
 

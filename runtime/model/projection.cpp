@@ -254,6 +254,7 @@ void Projection::round_row(std::byte* row) const {
 }
 
 std::size_t Projection::unpack_groups(const Panel& panel, std::byte* memory, UnpackedPanel& parts) const {
+  static_assert(std::tuple_size_v<UnpackedPanel> == kPanelWidth / kRowsOfGroup);
   std::size_t used = 0;
   for_groups(panel.first, panel.first + panel.product->width(),
              [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "runtime/gguf/gguf.hpp"
-#include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/panel_product.hpp"
@@ -183,7 +182,7 @@ class Projection {
     std::int64_t groups;
     std::byte* at;
   };
-  using UnpackedPanel = std::array<Unpacked, kPanelWidth / kRowsOfGroup>;
+  using UnpackedPanel = std::array<Unpacked, 16>;  // groups of a panel
   /// Unpacks a panel's groups; returns how many of `parts` they make.
   std::size_t unpack_groups(const Panel& panel, std::byte* memory, UnpackedPanel& parts) const;
   void pack_groups(const Panel& panel);
