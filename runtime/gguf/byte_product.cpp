@@ -1,7 +1,6 @@
 #include "runtime/gguf/byte_product.hpp"
 
 #include <cassert>
-#include <cstring>
 
 #include "headwater/testing/sabotage.hpp"
 #include "runtime/gguf/row_kernels.hpp"
@@ -24,23 +23,6 @@ void to_byte_row(const float* x, std::int64_t n, std::byte* out) { byte_kernels(
 
 void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out) {
   byte_kernels().round_bf16(x, n, out);
-}
-
-float byte_row_element(const std::byte* row, std::int64_t i) {
-  constexpr int kOffset = 128;
-  struct {
-    float scale;
-    float sum;
-    std::uint8_t high[4];
-    std::int32_t line;
-  } run;
-  static_assert(sizeof run == kByteRun - kFixedRun);
-  const std::byte* const codes = row + i / kFixedRun * kByteRun;
-  std::memcpy(&run, codes + kFixedRun, sizeof run);
-  int code = std::to_integer<int>(codes[i % kFixedRun]) - kOffset;
-  constexpr int kLine = 64;
-  if (run.line / kLine == i % kFixedRun / 4) code += 128 * run.high[i % 4];
-  return run.scale * static_cast<float>(code);
 }
 
 std::size_t unpacked_group_bytes(TensorType type, std::int64_t n) {

@@ -21,8 +21,6 @@ namespace headwater::runtime {
 /// gets a scale of NaN; one whose largest is at most 2^-100 is zero. `out` may be x itself.
 void to_byte_row(const float* x, std::int64_t n, std::byte* out);
 void to_byte_row(const std::uint16_t* x, std::int64_t n, std::byte* out);
-/// Element i of a row in bytes: code * scale.
-[[nodiscard]] float byte_row_element(const std::byte* row, std::int64_t i);
 
 /// Bytes of an unpacked group: n codes of sixteen rows in bytes, and what belongs to their runs; whole cache lines.
 [[nodiscard]] std::size_t unpacked_group_bytes(TensorType type, std::int64_t n);

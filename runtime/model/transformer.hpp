@@ -64,7 +64,7 @@ struct LayerView {
 using LayerObserver = std::function<void(const LayerView&)>;
 
 /// A model around a session for each slot: tokens in, logits out. The residual stream, norms and rotation are F32; products
-/// over several rows take operands of the model's precision in row blocks aligned to the chunks; products of decode steps
+/// over several rows take operands of the model's precision, or bytes, in row blocks aligned to the chunks; products of decode steps
 /// of one token and of one row's logits read the weights as stored and are F32, with activations of 16 bits beside
 /// quantised weights. All memory but that of stored rows is taken when it is made. Used by one thread at a time.
 class Transformer {

@@ -12,6 +12,7 @@
 #include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
+#include "tests/gguf/byte_row.hpp"
 #include "tests/gguf/element_sizes.hpp"
 #include "tests/gguf/lines.hpp"
 #include "tests/gguf/random_rows.hpp"
@@ -166,12 +167,7 @@ TEST_P(Bytes, EachRowHasTheBitsThatItHasAlone) {
 TEST_P(Bytes, TheLargestProductsAreExact) {
   for (const float sign : {1.0F, -1.0F}) {
     for (const int bits : {0x00, 0xFF, 0x7F, 0x80}) {
-      RandomRows rows(GetParam(), 256, 16);
-      const auto block = static_cast<std::size_t>(tensor_type_info(GetParam()).block_bytes);
-      std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
-      for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
-        for (const std::size_t half : halves_of(GetParam())) put_half(rows.bytes.data() + at + half, 0x3C00);
-      }
+      const RandomRows rows = rows_of_bits(GetParam(), bits);
       UnpackedGroups unpacked(rows);
       ByteRows x(std::vector<float>(256, sign), 256);
       float got[kRowsOfGroup];

@@ -210,12 +210,7 @@ TEST_P(Groups, EachOfSeveralRowsHasTheBitsThatItHasAlone) {
 TEST_P(Groups, SumsOfTheLargestProductsAreExact) {
   for (const float sign : {1.0F, -1.0F}) {
     for (const int bits : {0x00, 0xFF, 0x7F, 0x80}) {
-      RandomRows rows(GetParam(), 256, 16);
-      const auto block = static_cast<std::size_t>(tensor_type_info(GetParam()).block_bytes);
-      std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
-      for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
-        for (const std::size_t half : halves_of(GetParam())) put_half(rows.bytes.data() + at + half, 0x3C00);
-      }
+      const RandomRows rows = rows_of_bits(GetParam(), bits);
       Group group(rows);
       Activations x(GetParam(), std::vector<float>(256, sign));
       float got[kRowsOfGroup];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -45,5 +46,16 @@ struct RandomRows {
   }
   [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
 };
+
+/// Sixteen rows of 256 elements whose codes have these bits, with scales and minima of one.
+inline RandomRows rows_of_bits(TensorType type, int bits) {
+  RandomRows rows(type, 256, 16);
+  const auto block = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
+  std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
+  for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
+    for (const std::size_t half : halves_of(type)) put_half(rows.bytes.data() + at + half, 0x3C00);
+  }
+  return rows;
+}
 
 }  // namespace headwater::runtime::testing

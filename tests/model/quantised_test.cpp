@@ -161,7 +161,7 @@ TEST(QuantisedTypes, MixedInOneModel) {
   });
 }
 
-// Products in bytes change the loss by far less than the blocks do, and not the decoding of one token.
+// Products in bytes change the loss by far less than most blocks do.
 TEST_P(Quantised, InBytesIsNearly) {
   if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
   const Copy stored([](const std::string&) { return GetParam().type; }, false);
