@@ -120,6 +120,10 @@ std::uint64_t GgufFile::head_hash() const {
 void GgufFile::refuse(const std::string& what) const { refuse_file(state_->path, what); }
 
 bool GgufFile::has(std::string_view key) const { return state_->part.metadata.find(key) != nullptr; }
+bool GgufFile::is_array(std::string_view key) const {
+  const MetadataEntry* const entry = state_->part.metadata.find(key);
+  return entry != nullptr && entry->is_array;
+}
 
 std::int64_t GgufFile::integer(std::string_view key, std::int64_t min, std::int64_t max) const {
   return state_->part.metadata.integer(key, min, max);
@@ -152,6 +156,9 @@ std::vector<std::int64_t> GgufFile::integers(std::string_view key) const {
 }
 std::vector<double> GgufFile::numbers(std::string_view key) const {
   return state_->part.metadata.numbers(key);
+}
+std::vector<bool> GgufFile::booleans(std::string_view key) const {
+  return state_->part.metadata.booleans(key);
 }
 std::uint64_t GgufFile::array_length(std::string_view key) const {
   return state_->part.metadata.array_length(key);

@@ -60,6 +60,8 @@ class GgufFile {
   // a value out of range; the error names the key.
 
   [[nodiscard]] bool has(std::string_view key) const;
+  /// Whether the key is there, with an array.
+  [[nodiscard]] bool is_array(std::string_view key) const;
   /// Any integer type of the file, if min <= value <= max.
   [[nodiscard]] std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max) const;
   [[nodiscard]] std::int64_t integer_or(std::string_view key, std::int64_t min, std::int64_t max,
@@ -76,6 +78,7 @@ class GgufFile {
   [[nodiscard]] std::vector<std::string_view> texts(std::string_view key) const;
   [[nodiscard]] std::vector<std::int64_t> integers(std::string_view key) const;
   [[nodiscard]] std::vector<double> numbers(std::string_view key) const;
+  [[nodiscard]] std::vector<bool> booleans(std::string_view key) const;
   /// Elements of the array under `key`.
   [[nodiscard]] std::uint64_t array_length(std::string_view key) const;
   /// All keys, in the file's order.

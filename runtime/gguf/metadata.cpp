@@ -210,6 +210,14 @@ std::vector<double> Metadata::numbers(std::string_view key) const {
   return values;
 }
 
+std::vector<bool> Metadata::booleans(std::string_view key) const {
+  const MetadataEntry& entry = need(key, true);
+  if (entry.type != ValueType::boolean) refuse_type(entry, "an array of BOOL");
+  std::vector<bool> values(entry.count);
+  for (std::uint64_t i = 0; i < entry.count; ++i) values[i] = load<std::uint8_t>(entry, i) != 0;
+  return values;
+}
+
 std::uint64_t Metadata::array_length(std::string_view key) const { return need(key, true).count; }
 
 }  // namespace headwater::runtime

@@ -55,6 +55,7 @@ class Metadata {
   [[nodiscard]] std::vector<std::string_view> texts(std::string_view key) const;
   [[nodiscard]] std::vector<std::int64_t> integers(std::string_view key) const;
   [[nodiscard]] std::vector<double> numbers(std::string_view key) const;
+  [[nodiscard]] std::vector<bool> booleans(std::string_view key) const;
   [[nodiscard]] std::uint64_t array_length(std::string_view key) const;
 
  private:

@@ -107,6 +107,12 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   const std::array parts = {Part{"attn_q", config.heads * config.d_head},
                             Part{"attn_k", config.heads_kv * config.d_head},
                             Part{"attn_v", config.heads_kv * config.d_value}};
+  if (config.fused_qkv) {
+    const std::int64_t all = parts[0].rows + parts[1].rows + parts[2].rows;
+    layer.qkv = whole(prefix + "attn_qkv.weight", config.width, all);
+    layer.qkv_bias = vector_or_none(prefix + "attn_qkv.bias", all);
+    return;
+  }
   std::vector<RowRange> rows;
   bool any_bias = false;
   std::vector<float> bias;
@@ -124,14 +130,15 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
 
 void ModelReader::read_gate_up(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
-  const std::array dims = {config.width, config.feed_forward};
-  const Tensor& gate = use(prefix + "ffn_gate.weight", dims);
+  const std::array dims = {config.width, config.feed_forward * (config.fused_gate ? 2 : 1)};
   const Tensor& up = use(prefix + "ffn_up.weight", dims);
+  const Tensor& gate = config.fused_gate ? up : use(prefix + "ffn_gate.weight", dims);
+  const std::int64_t first_up = config.fused_gate ? config.feed_forward : 0;
   std::vector<RowRange> rows;
   for (std::int64_t first = 0; first < config.feed_forward; first += kGateRows) {
     const std::int64_t count = std::min(kGateRows, config.feed_forward - first);
     rows.push_back({&gate, first, count});
-    rows.push_back({&up, first, count});
+    rows.push_back({&up, first_up + first, count});
   }
   layer.gate_up = project(std::move(rows));
 }
@@ -140,11 +147,18 @@ void ModelReader::read_layer(std::int64_t index) {
   const ModelConfig& config = model_.config_;
   const std::string prefix = fmt::format("blk.{}.", index);
   LayerWeights layer;
-  layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
-  layer.mlp_norm = vector(prefix + "ffn_norm.weight", config.width);
-  if (config.architecture == "qwen3") {
-    layer.query_norm = vector(prefix + "attn_q_norm.weight", config.d_head);
-    layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head);
+  if (config.norms_before) {
+    layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
+    layer.mlp_norm = vector(prefix + "ffn_norm.weight", config.width);
+  }
+  if (config.norms_after) {
+    layer.attention_after_norm = vector(prefix + "post_attention_norm.weight", config.width);
+    layer.mlp_after_norm = vector(prefix + "post_ffw_norm.weight", config.width);
+  }
+  if (config.head_norms != HeadNorms::none) {
+    const bool together = config.head_norms == HeadNorms::together;
+    layer.query_norm = vector(prefix + "attn_q_norm.weight", config.d_head * (together ? config.heads : 1));
+    layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head * (together ? config.heads_kv : 1));
   }
   read_qkv(prefix, layer);
   layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
@@ -186,7 +200,9 @@ void ModelReader::check_embedding(int threads) const {
 
 void ModelReader::refuse_unknown_tensors() const {
   for (const Tensor& tensor : file_.tensors()) {
-    if (used_.contains(tensor.name) || tensor.name == "rope_freqs.weight") continue;
+    const bool long_rope =
+        model_.config_.long_beyond > 0 && std::string_view(tensor.name).starts_with("rope_factors_");
+    if (used_.contains(tensor.name) || long_rope || tensor.name == "rope_freqs.weight") continue;
     file_.refuse(fmt::format("tensor '{}' has no meaning in a {} model of {} layers that is supported here",
                              tensor.name, model_.config_.architecture, model_.config_.layers));
   }
@@ -291,6 +307,8 @@ std::int64_t Model::bytes_per_token() const {
 void Model::embed(std::int32_t id, float* row) const {
   if (HEADWATER_SABOTAGE("runtime.embed.id_in_16_bits")) id &= 0xFFFF;
   dequantize_row(embedding_->type, embedding_->row(id), config_.width, row);
+  if (config_.embedding_scale == 1) return;
+  for (std::int64_t i = 0; i < config_.width; ++i) row[i] *= config_.embedding_scale;
 }
 
 }  // namespace headwater::runtime

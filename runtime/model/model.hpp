@@ -17,16 +17,18 @@ namespace headwater::runtime {
 
 /// The weights of one layer; empty vectors where the model has none.
 struct LayerWeights {
-  std::vector<float> attention_norm;   ///< [width]
-  std::vector<float> query_norm;       ///< [d_head]: QK-norm, RMSNorm of every head's row before the rotation
-  std::vector<float> key_norm;         ///< [d_head]
-  std::vector<float> qkv_bias;         ///< [columns of qkv]
-  std::vector<float> output_bias;      ///< [width]
-  std::vector<float> mlp_norm;         ///< [width]
-  std::unique_ptr<Projection> qkv;     ///< width -> all query rows, all key rows, all value rows
-  std::unique_ptr<Projection> output;  ///< heads * d_value -> width
-  std::unique_ptr<Projection> gate_up;  ///< width -> kGateRows rows of gate, as many of up, and so on
-  std::unique_ptr<Projection> down;     ///< feed_forward -> width
+  std::vector<float> attention_norm;        ///< [width]
+  std::vector<float> query_norm;            ///< [d_head], or [heads * d_head] (HeadNorms)
+  std::vector<float> key_norm;              ///< [d_head], or [heads_kv * d_head]
+  std::vector<float> qkv_bias;              ///< [columns of qkv]
+  std::vector<float> output_bias;           ///< [width]
+  std::vector<float> attention_after_norm;  ///< [width]: of what attention adds to the residual stream
+  std::vector<float> mlp_norm;              ///< [width]
+  std::vector<float> mlp_after_norm;        ///< [width]: of what the feed-forward part adds to it
+  std::unique_ptr<Projection> qkv;          ///< width -> all query rows, all key rows, all value rows
+  std::unique_ptr<Projection> output;       ///< heads * d_value -> width
+  std::unique_ptr<Projection> gate_up;      ///< width -> kGateRows rows of gate, as many of up, and so on
+  std::unique_ptr<Projection> down;         ///< feed_forward -> width
 };
 
 /// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.

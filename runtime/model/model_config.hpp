@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "headwater/rope.hpp"
 #include "runtime/gguf/gguf.hpp"
@@ -9,9 +11,23 @@
 
 namespace headwater::runtime {
 
+/// What the gate of a feed-forward part goes through before it is multiplied with the other half: x / (1 + exp(-x)), or
+/// GELU by its approximation with tanh (Hendrycks and Gimpel, 2016).
+enum class Gate : std::uint8_t { silu, gelu };
+
+/// Whether queries and keys pass through an RMSNorm before the rotation: each head's row, or the rows of all heads as one.
+enum class HeadNorms : std::uint8_t { none, each, together };
+
+/// What a layer has of its own.
+struct LayerSpec {
+  static constexpr int kNotRotated = -1;
+  std::int64_t window = 0;  ///< keys that a token sees, itself among them; 0: all
+  int rotation = 0;         ///< index into ModelConfig::rotations, or kNotRotated
+};
+
 /// The shape of a model and the constants of its forward pass.
 struct ModelConfig {
-  std::string architecture;  ///< qwen3, qwen2 or llama
+  std::string architecture;  ///< a name of architectures()
   std::string name;          ///< general.name; may be empty
   std::int64_t layers = 0;
   std::int64_t width = 0;         ///< of the residual stream
@@ -24,13 +40,32 @@ struct ModelConfig {
   std::int64_t context = 0;  ///< tokens that the model was made for
   float norm_epsilon = 0;    ///< of RMSNorm
   RopeLayout rope_layout = RopeLayout::split_halves;
-  RopeFrequencies rope;
+  std::vector<RopeFrequencies> rotations;  ///< at least one; all of as many pairs
+  /// LongRoPE: where a conversation has room for more tokens, layers of rotation 0 take rotation 1; 0: none do.
+  std::int64_t long_beyond = 0;
+  std::vector<LayerSpec> layer_specs;  ///< one for each layer
+  Gate gate = Gate::silu;
+  HeadNorms head_norms = HeadNorms::none;
+  bool norms_before = true;  ///< RMSNorm of what attention and feed-forward part read
+  bool norms_after =
+      false;  ///< RMSNorm of what attention and feed-forward part add to the residual stream, too
+  float embedding_scale = 1;  ///< times the embedding of a token
+  float residual_scale = 1;   ///< times what attention and feed-forward part add to the residual stream
+  float logit_scale = 1;      ///< times the logits
+  double logit_softcap = 0;   ///< c: logits become c tanh(logit / c); 0: none
+  std::optional<double> attention_scale;  ///< none: 1 / sqrt(d)
+  double attention_softcap = 0;           ///< of the logits of attention; 0: none
+
+  bool fused_qkv = false;   ///< queries, keys and values stand in one tensor
+  bool fused_gate = false;  ///< gate and up stand in one tensor, the gate first
+
+  /// Layers whose tokens see a window alone.
+  [[nodiscard]] std::int64_t windowed_layers() const;
 };
 
-/// Reads the configuration of a qwen3, qwen2 or llama model (Llama 2 and 3, Mistral) from the file's metadata.
-/// Error(invalid_argument) naming the key for another architecture, a missing or impossible value, and every feature
-/// that would change the results and is not supported: sliding windows, experts, soft caps, other scalings of the
-/// rotary embedding, ...
+/// Reads the configuration of a model from the file's metadata. Error(invalid_argument) naming the key for an architecture
+/// that is not in architectures(), a missing or impossible value, and every feature that would change the results and that
+/// the architecture does not have: experts, soft caps, other scalings of the rotary embedding, ...
 [[nodiscard]] ModelConfig read_model_config(const GgufFile& file);
 
 }  // namespace headwater::runtime

@@ -31,19 +31,19 @@ class StoreSink final : public TileSink {
   const float* bias_;
 };
 
-/// out[row][column] += value (+ bias[column]): into the residual stream.
+/// out[row][column] += scale * (value + bias[column]): into the residual stream. `bias` may be empty.
 class AddSink final : public TileSink {
  public:
-  AddSink(float* out, std::int64_t width, const std::vector<float>& bias)
-      : out_(out), width_(width), bias_(bias.empty() ? nullptr : bias.data()) {}
+  AddSink(float* out, std::int64_t width, const std::vector<float>& bias, float scale)
+      : out_(out), width_(width), bias_(bias.empty() ? nullptr : bias.data()), scale_(scale) {}
   void take(const Tile& tile) const override {
     for (std::int64_t r = 0; r < tile.rows; ++r) {
       const float* const from = tile.values + r * tile.stride;
       float* const to = out_ + (tile.row + r) * width_ + tile.column;
       if (bias_ == nullptr) {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += from[c];
+        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += scale_ * from[c];
       } else {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += from[c] + bias_[tile.column + c];
+        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += scale_ * (from[c] + bias_[tile.column + c]);
       }
     }
   }
@@ -52,28 +52,31 @@ class AddSink final : public TileSink {
   float* out_;
   std::int64_t width_;
   const float* bias_;
+  float scale_;
 };
 
-/// out[row][i] = swiglu(gate i, up i), of a projection whose rows are kGateRows of gate and as many of up in turn.
-/// `rounded`: out is BF16, else F32. Tiles begin at multiples of 2 * kGateRows; only the last pair may be shorter.
-class SwigluSink final : public TileSink {
+/// out[row][i] = silu(gate i) * up i, or with gelu, of a projection whose rows are kGateRows of gate and as many of up in
+/// turn. `rounded`: out is BF16, else F32. Tiles begin at multiples of 2 * kGateRows; only the last pair may be shorter.
+class GateSink final : public TileSink {
  public:
-  SwigluSink(void* out, std::int64_t width, bool rounded)
-      : out_(static_cast<std::byte*>(out)), width_(width), rounded_(rounded) {}
+  GateSink(Gate gate, void* out, std::int64_t width, bool rounded)
+      : gelu_(gate == Gate::gelu), out_(static_cast<std::byte*>(out)), width_(width), rounded_(rounded) {}
   void take(const Tile& tile) const override {
     const Kernels& loops = kernels();
     for (std::int64_t r = 0; r < tile.rows; ++r) {
       const float* const from = tile.values + r * tile.stride;
       const std::int64_t at = (tile.row + r) * width_ + tile.column / 2;
       if (rounded_) {
-        loops.swiglu_bf16(from, tile.columns / 2, reinterpret_cast<std::uint16_t*>(out_) + at);
+        (gelu_ ? loops.geglu_bf16 : loops.swiglu_bf16)(from, tile.columns / 2,
+                                                       reinterpret_cast<std::uint16_t*>(out_) + at);
       } else {
-        loops.swiglu(from, tile.columns / 2, reinterpret_cast<float*>(out_) + at);
+        (gelu_ ? loops.geglu : loops.swiglu)(from, tile.columns / 2, reinterpret_cast<float*>(out_) + at);
       }
     }
   }
 
  private:
+  bool gelu_;
   std::byte* out_;
   std::int64_t width_;
   bool rounded_;

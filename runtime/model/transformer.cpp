@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -55,6 +56,8 @@ class Transformer::Stopwatch {
     phase += std::chrono::duration<double>(now - last_).count();
     last_ = now;
   }
+  /// The time since its last lap is counted elsewhere.
+  void skip() { last_ = Clock::now(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -77,6 +80,7 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
       attention.dense_layers.push_back(
           layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
   }
+  describe_attention(attention);
   for (int slot = 0; slot < options.slots; ++slot) {
     sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
   }
@@ -92,7 +96,6 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   const std::int64_t most = std::max<std::int64_t>(max_step_, options.slots);
   const std::int64_t rows = workspace_rows();
   const std::int64_t element = precision_bytes(model_->precision());
-  const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
   positions_.reserve(static_cast<std::size_t>(most));
   residual_ = AlignedBuffer(bytes(most, config.width));
   normed_ = AlignedBuffer(bytes(rows, config.width, element));
@@ -101,15 +104,30 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
-  rotation_ = AlignedBuffer(bytes(most, 2 * pairs));
+  if (config.norms_after) branch_ = AlignedBuffer(bytes(most, config.width));
+  rotation_ = AlignedBuffer(bytes(most, rotation_width()));
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
   if (relay_) relay_->opened();
 }
 
+/// What the model's layers say of attention.
+void Transformer::describe_attention(Options& attention) const {
+  const ModelConfig& config = model_->config();
+  attention.scale = config.attention_scale;
+  attention.softcap = config.attention_softcap;
+  if (config.windowed_layers() == 0) return;
+  const auto first = static_cast<std::size_t>(model_->part().first);
+  attention.layers.resize(model_->layers().size());
+  for (std::size_t i = 0; i < attention.layers.size(); ++i) {
+    attention.layers[i].window = config.layer_specs[first + i].window;
+  }
+}
+
 std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool opens) const {
-  const bool sparse = opens && options_.sparse && n >= options_.dense_below && options_.dense_layers.empty();
+  const bool sparse = opens && options_.sparse && n >= options_.dense_below &&
+                      options_.dense_layers.empty() && model_->config().windowed_layers() == 0;
   if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
   if (HEADWATER_SABOTAGE("runtime.parts.chunks_run_on")) return std::min(options_.chunk, n - done);
@@ -119,7 +137,7 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
   for (const AlignedBuffer* buffer :
-       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &rotation_}) {
+       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_, &rotation_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -293,7 +311,7 @@ void Transformer::repeat(const PartCall& call, std::span<const float> rows) {
       if (!model_->part().has_head()) return;
       answer_.resize(static_cast<std::size_t>(call.count * model_->config().vocabulary));
       few_ = call.few;
-      project_logits(call.first, call.count, StoreSink(answer_.data(), model_->config().vocabulary, {}));
+      project_logits(call.first, call.count, answer_.data());
       if (HEADWATER_SABOTAGE("runtime.parts.last_logits_lost")) answer_.back() = 0;
       relay_->answer(answer_);
       return;
@@ -317,7 +335,7 @@ void Transformer::run_layers(std::span<const std::int32_t> ids, std::span<const 
   } else {
     std::copy(rows.begin(), rows.end(), residual_.floats());
   }
-  tabulate_rotation();
+  tabulate_rotations();
   watch.lap(times_.other);
   const auto layers = static_cast<std::int64_t>(model_->layers().size());
   for (std::int64_t layer = 0; layer < layers; ++layer) run_layer(layer, n);
@@ -343,21 +361,28 @@ void Transformer::embed(std::span<const std::int32_t> ids) {
   });
 }
 
-/// Fills the table of cosines and sines, times the magnitude: the library's own rotation (ROPE-3) of (1, 0), once for
-/// all layers and heads.
-void Transformer::tabulate_rotation() {
-  const RopeFrequencies& rope = model_->config().rope;
-  const auto pairs = static_cast<std::int64_t>(rope.inverse.size());
+std::int64_t Transformer::rotation_width() const {
+  const std::vector<RopeFrequencies>& rotations = model_->config().rotations;
+  return static_cast<std::int64_t>(rotations.size() * 2 * rotations.front().inverse.size());
+}
+
+/// Fills the tables of cosines and sines, times the magnitude, of every rotation: the library's own (ROPE-3) of (1, 0),
+/// once for all layers and heads.
+void Transformer::tabulate_rotations() {
+  const auto pairs = static_cast<std::int64_t>(model_->config().rotations.front().inverse.size());
   for_each_row(threads_, static_cast<std::int64_t>(positions_.size()), [&](std::int64_t row) {
-    float* const table = rotation_.floats() + row * 2 * pairs;
-    std::fill_n(table, pairs, 1.0F);
-    std::fill_n(table + pairs, pairs, 0.0F);
+    float* table = rotation_.floats() + row * rotation_width();
     std::int64_t position = positions_[static_cast<std::size_t>(row)];
     if (HEADWATER_SABOTAGE("runtime.rope.table_wraps_at_8192")) position %= 8192;
     if (HEADWATER_SABOTAGE("runtime.rope.position_in_16_bits"))
       position = static_cast<std::uint16_t>(position);
-    rotate(MutableRows::token_major(table, DType::f32, 1, 2 * pairs), 1, 1, 2 * pairs, position, rope.inverse,
-           rope.magnitude, RopeLayout::split_halves);
+    for (const RopeFrequencies& rope : model_->config().rotations) {
+      std::fill_n(table, pairs, 1.0F);
+      std::fill_n(table + pairs, pairs, 0.0F);
+      rotate(MutableRows::token_major(table, DType::f32, 1, 2 * pairs), 1, 1, 2 * pairs, position,
+             rope.inverse, rope.magnitude, RopeLayout::split_halves);
+      table += 2 * pairs;
+    }
   });
 }
 
@@ -368,6 +393,14 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
   if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
     const float* const x = from + row * config.width;
+    if (weight.empty()) {
+      if (rounded()) {
+        loops.to_bf16(x, width, reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
+      } else {
+        std::copy_n(x, width, normed_.floats() + row * config.width);
+      }
+      return;
+    }
     if (!rounded()) {
       loops.rms_norm(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
       return;
@@ -385,22 +418,54 @@ void Transformer::project(const Projection& projection, void* x, std::int64_t n,
   }
 }
 
-/// QK-norm and rotation, in place, and rounding where the engine gets rounded rows.
-void Transformer::prepare_heads(const LayerWeights& layer, std::int64_t n) {
+/// What a part of a layer adds to the residual stream.
+void Transformer::add_projected(const Projection& projection, void* x, std::int64_t n,
+                                const std::vector<float>& bias, const std::vector<float>& after_norm) {
+  const ModelConfig& config = model_->config();
+  Stopwatch watch;
+  if (after_norm.empty()) {
+    project(projection, x, n, AddSink(residual_.floats(), config.width, bias, config.residual_scale));
+    watch.lap(times_.projections);
+    return;
+  }
+  project(projection, x, n, StoreSink(branch_.floats(), config.width, bias));
+  watch.lap(times_.projections);
+  const Kernels& loops = kernels();
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    loops.add_rms_norm(branch_.floats() + row * config.width, after_norm.data(), config.width,
+                       config.norm_epsilon, residual_.floats() + row * config.width);
+  });
+  watch.lap(times_.other);
+}
+
+/// Norms of heads and rotation, in place, and rounding where the engine gets rounded rows.
+void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
-  const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
+  const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
+  const bool rotated = spec.rotation != LayerSpec::kNotRotated;
+  const bool long_one = config.long_beyond > 0 && session().shape().capacity > config.long_beyond;
+  const std::int64_t table = rotated ? (spec.rotation + (long_one ? 1 : 0)) * 2 * pairs : 0;
   const auto turn =
       config.rope_layout == RopeLayout::adjacent_pairs ? loops.rotate_adjacent : loops.rotate_halves;
   for_each_row(threads_, n, [&](std::int64_t row) {
-    const float* const cosine = rotation_.floats() + row * 2 * pairs;
+    const float* const cosine = rotation_.floats() + row * rotation_width() + table;
     std::int64_t heads = config.heads + config.heads_kv;
     if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
+    float* const rows = qkv_.floats() + row * qkv_width_;
+    if (config.head_norms == HeadNorms::together) {
+      const std::int64_t queries = config.heads * config.d_head;
+      loops.rms_norm(rows, layer.query_norm.data(), queries, config.norm_epsilon, rows);
+      loops.rms_norm(rows + queries, layer.key_norm.data(), config.heads_kv * config.d_head,
+                     config.norm_epsilon, rows + queries);
+    }
     for (std::int64_t h = 0; h < heads; ++h) {
-      float* const x = qkv_.floats() + row * qkv_width_ + h * config.d_head;
+      float* const x = rows + h * config.d_head;
       const std::vector<float>& weight = h < config.heads ? layer.query_norm : layer.key_norm;
-      if (!weight.empty()) loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
-      turn(x, cosine, cosine + pairs, pairs);
+      if (config.head_norms == HeadNorms::each) {
+        loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
+      }
+      if (rotated) turn(x, cosine, cosine + pairs, pairs);
     }
     if (!bf16_rows_) return;
     loops.to_bf16(qkv_.floats() + row * qkv_width_, qkv_width_,
@@ -462,13 +527,14 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   std::int64_t read = index;
   if (HEADWATER_SABOTAGE("runtime.layers.wrap_at_32")) read %= 32;
   const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(read)];
+  const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(model_->part().first + index)];
   Stopwatch watch;
   show(LayerView::Stage::input, index, n);
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
   project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
   watch.lap(times_.projections);
-  prepare_heads(layer, n);
+  prepare_heads(layer, spec, n);
   watch.lap(times_.other);
   const double selected = selection_seconds();
   attend(index, n);
@@ -477,14 +543,15 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   times_.attention -= spent;
   times_.selection += spent;
   times_.selection_apart = session().stage_seconds().selection >= 0;
-  project(*layer.output, attended_.data(), n, AddSink(residual_.floats(), config.width, layer.output_bias));
-  watch.lap(times_.projections);
+  add_projected(*layer.output, attended_.data(), n, layer.output_bias, layer.attention_after_norm);
   show(LayerView::Stage::middle, index, n);
+  watch.skip();
   norm(residual_.floats(), layer.mlp_norm, n);
   watch.lap(times_.other);
-  project(*layer.gate_up, normed_.data(), n, SwigluSink(hidden_.data(), config.feed_forward, rounded()));
-  project(*layer.down, hidden_.data(), n, AddSink(residual_.floats(), config.width, {}));
+  project(*layer.gate_up, normed_.data(), n,
+          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
   watch.lap(times_.projections);
+  add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
   show(LayerView::Stage::output, index, n);
 }
 
@@ -504,7 +571,7 @@ void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float
     relay_->collect(out.first(static_cast<std::size_t>(count * config.vocabulary)));
     return;
   }
-  project_logits(first, count, StoreSink(out.data(), config.vocabulary, {}));
+  project_logits(first, count, out.data());
 }
 
 void Transformer::ask_far(std::int64_t first, std::int64_t count) {
@@ -531,7 +598,7 @@ void Transformer::ask_logits(std::int64_t count) {
   const std::int64_t vocabulary = model_->config().vocabulary;
   std::vector<float> known = std::exchange(answer_, {});  // its room
   known.resize(static_cast<std::size_t>(count * vocabulary));
-  project_logits(first, count, StoreSink(known.data(), vocabulary, {}));
+  project_logits(first, count, known.data());
   asked_.push_back(std::move(known));
 }
 
@@ -552,15 +619,30 @@ void Transformer::take_logits(std::span<float* const> outs) {
   for (std::size_t i = 0; i < outs.size(); ++i) std::copy_n(answer_.data() + i * width, width, outs[i]);
 }
 
-void Transformer::project_logits(std::int64_t first, std::int64_t count, const TileSink& sink) {
+/// Scale and soft cap.
+void Transformer::finish_logits(std::int64_t count, float* out) const {
+  const ModelConfig& config = model_->config();
+  if (config.logit_scale == 1 && config.logit_softcap == 0) return;
+  const auto cap = static_cast<float>(config.logit_softcap);
+  for_each_row(threads_, count, [&](std::int64_t row) {
+    const std::span logits(out + row * config.vocabulary, static_cast<std::size_t>(config.vocabulary));
+    for (float& logit : logits) {
+      logit *= config.logit_scale;
+      if (cap > 0) logit = cap * std::tanh(logit / cap);
+    }
+  });
+}
+
+void Transformer::project_logits(std::int64_t first, std::int64_t count, float* out) {
   const ModelConfig& config = model_->config();
   Stopwatch watch;
   norm(residual_.floats() + first * config.width, model_->final_norm(), count);
   watch.lap(times_.other);
   blocks_.clear();
   cut_into_blocks(count, session().options().chunk, blocks_);
-  project(model_->head(), normed_.data(), count, sink);
+  project(model_->head(), normed_.data(), count, StoreSink(out, config.vocabulary, {}));
   watch.lap(times_.projections);
+  finish_logits(count, out);
 }
 
 }  // namespace headwater::runtime

@@ -126,6 +126,7 @@ class Transformer {
   }
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
+  void describe_attention(Options& attention) const;
   void check_id(std::int32_t id) const;
   void begin(const Step& step, int slot);
   void begin(std::span<const SlotToken> tokens);
@@ -136,12 +137,16 @@ class Transformer {
   /// Hands the last step on.
   void pass(PartCall call);
   void embed(std::span<const std::int32_t> ids);
-  void tabulate_rotation();
+  /// Floats of a row of rotation_: cosines and sines of every rotation.
+  [[nodiscard]] std::int64_t rotation_width() const;
+  void tabulate_rotations();
   void run_layer(std::int64_t layer, std::int64_t n);
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
   /// x may be other rows afterwards (Projection::multiply).
   void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
-  void prepare_heads(const LayerWeights& layer, std::int64_t n);
+  void add_projected(const Projection& projection, void* x, std::int64_t n, const std::vector<float>& bias,
+                     const std::vector<float>& after_norm);
+  void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
   /// Whether rows go through the layers in the model's precision, or as few rows of F32.
@@ -150,7 +155,9 @@ class Transformer {
   [[nodiscard]] bool head_is_far() const { return relay_ && !model_->part().has_head(); }
   /// From row `first` of the residual stream on, as few_ says; relay_->collect() has them.
   void ask_far(std::int64_t first, std::int64_t count);
-  void project_logits(std::int64_t first, std::int64_t count, const TileSink& sink);
+  void finish_logits(std::int64_t count, float* out) const;
+  /// count x vocabulary floats to `out`.
+  void project_logits(std::int64_t first, std::int64_t count, float* out);
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
   [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width, std::int64_t row = 0) const;
 
@@ -178,7 +185,8 @@ class Transformer {
   AlignedBuffer narrow_;                  // the same rounded to BF16, where attention multiplies that
   AlignedBuffer attended_;                // [n + padding][heads * d_value], precision or F32
   AlignedBuffer hidden_;                  // [n + padding][feed_forward], the same
-  AlignedBuffer rotation_;                // [n][cosines, sines] F32
+  AlignedBuffer branch_;                  // [n][width] F32, where the model norms what a layer adds
+  AlignedBuffer rotation_;                // [n][rotations][cosines, sines] F32
   std::vector<float> answer_;             // logits for the first part, or from the last one
   std::deque<std::vector<float>> asked_;  // logits that are known here and not taken
   PhaseTimes times_;

@@ -1,5 +1,6 @@
-// Small random models of every architecture, with each scaling of the rotation, against the forward pass of
-// make_fixtures.py: written in numpy from the papers, on weights as they were before a converter put them into a file.
+// Small random models: llama and the Qwens with each scaling of the rotation against the forward pass of make_fixtures.py,
+// which is written in numpy from the papers; the other architectures against transformers (make_architectures.py). Both on
+// weights as they were before a converter put them into a file.
 
 #include <gtest/gtest.h>
 
@@ -23,8 +24,13 @@ namespace {
 constexpr const char* kNames[] = {"llama-linear",   "llama3",           "mistral-yarn",   "qwen2-yarn",
                                   "qwen2-linear",   "qwen3-plain",      "untyped-factor", "old-factor",
                                   "yarn-magnitude", "none-with-factors"};
+constexpr const char* kOfTransformers[] = {"architectures/gemma3",    "architectures/gemma3-linear",
+                                           "architectures/gemma2",    "architectures/smollm3",
+                                           "architectures/granite",   "architectures/glm4",
+                                           "architectures/olmo2",     "architectures/phi3-window",
+                                           "architectures/phi3-long", "architectures/phi3-short"};
 
-/// Another order of sums than numpy's, and other roundings: so many times what numpy in float32 is off.
+/// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;
 
 struct Golden {
@@ -35,12 +41,15 @@ struct Golden {
   std::vector<float> logits;  ///< of the last positions
 };
 
-Golden golden(const std::string& name) {
-  std::ifstream file(FIXTURES "/golden.json");
+Golden golden(const std::string& path) {
+  const std::size_t cut = path.find('/') + 1;  // 0 where there is none
+  const std::string folder = FIXTURES "/" + path.substr(0, cut);
+  const std::string name = path.substr(cut);
+  std::ifstream file(folder + "golden.json");
   const auto json = nlohmann::json::parse(file).at(name);
   Golden result{json.at("text"),     json.at("ids"),      json.at("generated"),
                 json.at("rounding"), json.at("unscaled"), {}};
-  const runtime::MappedFile tensors(FIXTURES "/golden.safetensors");
+  const runtime::MappedFile tensors(folder + "golden.safetensors");
   const cli::SafetensorsHeader header = cli::parse_safetensors(tensors.bytes());
   const cli::TensorInfo& info = header.tensors.at(name + ".logits");
   result.logits.resize((info.end - info.begin) / sizeof(float));
@@ -112,11 +121,14 @@ TEST_P(Architecture, GreedyGenerationSaysTheSame) {
   EXPECT_EQ(said, wanted.generated);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Architecture, ::testing::ValuesIn(kNames), [](const auto& one) {
+std::string test_name(const ::testing::TestParamInfo<const char*>& one) {
   std::string name = one.param;
+  name.erase(0, name.find('/') + 1);
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
-});
+}
+INSTANTIATE_TEST_SUITE_P(Numpy, Architecture, ::testing::ValuesIn(kNames), test_name);
+INSTANTIATE_TEST_SUITE_P(Transformers, Architecture, ::testing::ValuesIn(kOfTransformers), test_name);
 
 }  // namespace
 }  // namespace headwater::runtime::testing

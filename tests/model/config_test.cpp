@@ -34,7 +34,8 @@ struct TinyFile {
   std::function<void(Builder&)> more_metadata = [](Builder&) {};
   std::string left_out;           // a tensor
   std::string added;              // a tensor of 8 elements
-  std::vector<float> rope_freqs;  // rope_freqs.weight
+  std::vector<float> rope_freqs;  // the tensor of the next line
+  std::string rope_tensor = "rope_freqs.weight";
   float filling = 0.01F;
   std::uint64_t vocabulary = 40;
   std::uint32_t context = 512;
@@ -62,7 +63,7 @@ struct TinyFile {
       offset += (elements * 4 + 31) / 32 * 32;
     };
     const std::uint64_t kv = 8 * static_cast<std::uint64_t>(head_count_kv);
-    if (!rope_freqs.empty()) tensor("rope_freqs.weight", {rope_freqs.size()});
+    if (!rope_freqs.empty()) tensor(rope_tensor, {rope_freqs.size()});
     const std::uint64_t embedding = offset;
     tensor("token_embd.weight", {16, vocabulary});
     if (own_head) tensor("output.weight", {16, vocabulary});
@@ -116,8 +117,8 @@ TEST(ModelConfig, ReadsTheThreeArchitectures) {
     EXPECT_EQ(config.vocabulary, 40);
     EXPECT_EQ(config.rope_layout,
               tiny.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves);
-    EXPECT_EQ(config.rope.inverse.size(), 4U);
-    EXPECT_DOUBLE_EQ(config.rope.inverse[1], std::pow(10000.0, -0.25));
+    EXPECT_EQ(config.rotations.front().inverse.size(), 4U);
+    EXPECT_DOUBLE_EQ(config.rotations.front().inverse[1], std::pow(10000.0, -0.25));
   }
 }
 
@@ -128,8 +129,10 @@ TEST(ModelConfig, RefusesByName) {
   };
   const auto metadata = [](auto add) { return [add](TinyFile& tiny) { tiny.more_metadata = add; }; };
   const std::vector<Case> cases = {
-      {"general.architecture is 'gemma3'; allowed: qwen3, qwen2, llama",
-       [](TinyFile& t) { t.architecture = "gemma3"; }},
+      {"general.architecture is 'gpt2'; allowed: qwen3, qwen2, llama, gemma3",
+       [](TinyFile& t) { t.architecture = "gpt2"; }},
+      {"blk.0.post_attention_norm.weight", [](TinyFile& t) { t.architecture = "gemma3"; }},
+      {"blk.0.attn_qkv.weight", [](TinyFile& t) { t.architecture = "phi3"; }},
       {"llama.attention.head_count_kv", [](TinyFile& t) { t.head_count_kv = 3; }},
       {"llama.attention.layer_norm_rms_epsilon", [](TinyFile& t) { t.epsilon = false; }},
       {"llama.attention.sliding_window",
@@ -281,6 +284,124 @@ TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
   }
 }
 
+// Of gemma3: which layers see a window, by the model's own period, by another and layer by layer.
+TEST(ModelConfig, WindowsOfLayers) {
+  const auto windows = [](const std::function<void(Builder&)>& more) {
+    TinyFile tiny;
+    tiny.architecture = "gemma3";
+    tiny.more_metadata = [&](Builder& b) { b.add("gemma3.attention.sliding_window", kU32, 100U), more(b); };
+    const ModelConfig config = config_of(tiny);
+    std::vector<std::int64_t> found;
+    for (const LayerSpec& layer : config.layer_specs) {
+      found.push_back(layer.window);
+      EXPECT_EQ(layer.rotation, layer.window > 0 ? 1 : 0);
+    }
+    EXPECT_EQ(config.rotations.size(), config.windowed_layers() > 0 ? 2U : 1U);
+    return found;
+  };
+  constexpr const char* kPattern = "gemma3.attention.sliding_window_pattern";
+  using Windows = std::vector<std::int64_t>;
+  EXPECT_EQ(windows([](Builder&) {}), (Windows{100, 100}));
+  EXPECT_EQ(windows([](Builder& b) { b.add(kPattern, kU32, 2U); }), (Windows{100, 0}));
+  EXPECT_EQ(windows([](Builder& b) { b.add(kPattern, kU32, 1U); }), (Windows{0, 0}));
+  EXPECT_EQ(windows([](Builder& b) {
+              b.add_array<std::uint8_t>(kPattern, kBool, {0, 1});
+            }),
+            (Windows{0, 100}));
+  // One that holds the whole context changes nothing.
+  EXPECT_EQ(windows([](Builder& b) { b.add("gemma3.context_length.of_another", kU32, 1U); }),
+            (Windows{100, 100}));
+  for (const std::uint32_t context : {99U, 100U, 101U}) {
+    TinyFile tiny;
+    tiny.architecture = "gemma3";
+    tiny.context = context;
+    tiny.more_metadata = [](Builder& b) { b.add("gemma3.attention.sliding_window", kU32, 100U); };
+    EXPECT_EQ(config_of(tiny).windowed_layers(), context > 100 ? 2 : 0) << context;
+  }
+}
+
+TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
+  struct Case {
+    const char* architecture;
+    const char* named;
+    std::function<void(Builder&)> add;
+  };
+  const auto number = [](const char* key, float value) {
+    return [=](Builder& b) { b.add<float>(key, kF32, value); };
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Case cases[] = {
+      {"gemma3", "gemma3.attention.sliding_window_pattern' is 0; allowed: 1 .. ",
+       [](Builder& b) { b.add("gemma3.attention.sliding_window_pattern", kU32, 0U); }},
+      {"gemma3", "gemma3.attention.sliding_window_pattern has 3 elements; allowed: one for each of 2 layers",
+       [](Builder& b) {
+         b.add_array<std::uint8_t>("gemma3.attention.sliding_window_pattern", kBool, {0, 1, 1});
+       }},
+      {"gemma3", "gemma3.attention.sliding_window_pattern",
+       [](Builder& b) {
+         b.add_array<std::uint32_t>("gemma3.attention.sliding_window_pattern", kU32, {0, 1});
+       }},
+      {"gemma3", "gemma3.attention.sliding_window_pattern",
+       [](Builder& b) { b.add_text("gemma3.attention.sliding_window_pattern", "6"); }},
+      {"gemma3", "gemma3.attention.sliding_window",
+       [](Builder& b) { b.add("gemma3.attention.sliding_window", kU32, 1U << 31); }},
+      {"gemma3", "gemma3.attention.sliding_window",
+       [](Builder& b) { b.add("gemma3.attention.sliding_window", kI32, -1); }},
+      {"gemma3", "gemma3.final_logit_softcapping is -30", number("gemma3.final_logit_softcapping", -30)},
+      {"gemma3", "gemma3.attn_logit_softcapping asks for soft caps",
+       number("gemma3.attn_logit_softcapping", 50)},
+      {"gemma2", "gemma2.attn_logit_softcapping is 0; allowed", number("gemma2.attn_logit_softcapping", 0)},
+      {"gemma2", "gemma2.final_logit_softcapping", number("gemma2.final_logit_softcapping", nan)},
+      {"granite", "granite.embedding_scale is 0", number("granite.embedding_scale", 0)},
+      {"granite", "granite.residual_scale is -1", number("granite.residual_scale", -1)},
+      {"granite", "granite.logit_scale is 0", number("granite.logit_scale", 0)},
+      {"granite", "granite.attention.scale", number("granite.attention.scale", nan)},
+      {"granite", "granite.expert_count asks for mixture of experts",
+       [](Builder& b) { b.add("granite.expert_count", kU32, 8U); }},
+      {"granite", "granite.attention.sliding_window is 8 of a context of 512",
+       [](Builder& b) { b.add("granite.attention.sliding_window", kU32, 8U); }},
+      {"llama", "llama.rope.freq_base_swa asks for", number("llama.rope.freq_base_swa", 10000)},
+  };
+  for (const Case& one : cases) {
+    TinyFile tiny;
+    tiny.architecture = one.architecture;
+    tiny.more_metadata = one.add;
+    EXPECT_THAT(config_refusal(tiny), HasSubstr(one.named));
+  }
+  TinyFile windows;
+  windows.architecture = "gemma3";
+  windows.more_metadata = [](Builder& b) {
+    b.add("gemma3.attention.sliding_window", kU32, 8U);
+    b.add<float>("gemma3.rope.freq_base_swa", kF32, 0.5F);
+  };
+  EXPECT_THAT(config_refusal(windows), HasSubstr("gemma3.rope.freq_base_swa is 0.5; allowed: 1 or more"));
+}
+
+// LongRoPE needs both tensors and the length that decides between them.
+TEST(ModelConfig, RefusesHalfALongRope) {
+  struct Case {
+    const char* tensor;
+    std::vector<float> factors;
+    const char* named;
+  };
+  for (const Case& one :
+       {Case{"rope_factors_long.weight", {1, 2, 3, 4}, "'rope_factors_short.weight' is missing"},
+        Case{"rope_factors_short.weight", {1, 2, 3, 4}, "'rope_factors_long.weight' is missing"},
+        Case{"rope_factors_short.weight", {1, 2, 3}, "rope_factors_short.weight"},
+        Case{"rope_factors_short.weight", {1, 2, 0, 4}, "holds 0; allowed: numbers > 0"},
+        Case{"rope_factors_short.weight", {1, 2, NAN, 4}, "holds nan; allowed: numbers > 0"}}) {
+    TinyFile tiny;
+    tiny.architecture = "phi3";
+    tiny.rope_tensor = one.tensor;
+    tiny.rope_freqs = one.factors;
+    EXPECT_THAT(config_refusal(tiny), HasSubstr(one.named));
+  }
+  TinyFile other;
+  other.rope_tensor = "rope_factors_long.weight";
+  other.rope_freqs = {1, 2, 3, 4};
+  EXPECT_THAT(load_refusal(other), HasSubstr("rope_factors_long.weight"));
+}
+
 // A window is left alone where it holds the context, whatever their sizes.
 TEST(ModelConfig, WindowsOnEachSideOfTheContext) {
   for (const std::uint32_t context : {512U, 65536U, 131072U, 1U << 31}) {
@@ -406,20 +527,20 @@ TEST(ModelConfig, IgnoresFactorsBesideTypeNone) {
     b.add<std::uint32_t>("llama.rope.scaling.original_context_length", kU32, 64);
     b.add<std::uint8_t>("llama.rope.scaling.finetuned", kBool, 1);
   };
-  EXPECT_EQ(config_of(tiny).rope.inverse, config_of(TinyFile{}).rope.inverse);
+  EXPECT_EQ(config_of(tiny).rotations.front().inverse, config_of(TinyFile{}).rotations.front().inverse);
 }
 
 // The new key is the one that counts where both are there, as with llama.cpp.
 TEST(ModelConfig, ReadsTheOldFactorOnlyWithoutTheNew) {
-  const double plain = config_of(TinyFile{}).rope.inverse[1];
+  const double plain = config_of(TinyFile{}).rotations.front().inverse[1];
   TinyFile tiny;
   tiny.more_metadata = [](Builder& b) {
     b.add<float>("llama.rope.scaling.factor", kF32, 4.0F);
     b.add<float>("llama.rope.scale_linear", kF32, 8.0F);
   };
-  EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 4);
+  EXPECT_DOUBLE_EQ(config_of(tiny).rotations.front().inverse[1], plain / 4);
   tiny.more_metadata = [](Builder& b) { b.add<float>("llama.rope.scale_linear", kF32, 8.0F); };
-  EXPECT_DOUBLE_EQ(config_of(tiny).rope.inverse[1], plain / 8);
+  EXPECT_DOUBLE_EQ(config_of(tiny).rotations.front().inverse[1], plain / 8);
 }
 
 /// Frequencies and magnitude as the paper's own code has them (Peng et al., 2023), of r rotated elements.
@@ -477,7 +598,7 @@ TEST(ModelConfig, ReadsEveryNumberOfYarn) {
       const RopeFrequencies wanted = yarn_by_definition(
           r, static_cast<double>(one.theta), static_cast<double>(one.factor), or_else(one.original, 70000),
           or_else(one.fast, 32), or_else(one.slow, 1), or_else(one.magnitude, 1));
-      const RopeFrequencies got = config_of(tiny).rope;
+      const RopeFrequencies got = config_of(tiny).rotations.front();
       ASSERT_EQ(got.inverse.size(), wanted.inverse.size());
       EXPECT_NEAR(got.magnitude, wanted.magnitude, 1e-12);
       for (std::size_t i = 0; i < got.inverse.size(); ++i) {
@@ -492,13 +613,13 @@ TEST(ModelConfig, ReadsEveryNumberOfYarn) {
 TEST(ModelConfig, DivisorsAndAScalingTogether) {
   TinyFile tiny;
   tiny.rope_freqs = {1, 2, 3, 4};
-  const auto plain = config_of(TinyFile{}).rope.inverse;
+  const auto plain = config_of(TinyFile{}).rotations.front().inverse;
   for (const char* const type : {"none", "linear", "yarn"}) {
     tiny.more_metadata = [&](Builder& b) {
       b.add_text("llama.rope.scaling.type", type).add("llama.rope.scaling.factor", kF32, 4.0F);
     };
     const auto yarn = yarn_by_definition(8, 10000.0, 4, 512, 32, 1, 1).inverse;
-    const auto got = config_of(tiny).rope.inverse;
+    const auto got = config_of(tiny).rotations.front().inverse;
     for (std::size_t i = 0; i < plain.size(); ++i) {
       const double scaled = type == std::string("none")     ? plain[i]
                             : type == std::string("linear") ? plain[i] / 4

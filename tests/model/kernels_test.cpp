@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 #include <random>
 #include <vector>
 
@@ -42,14 +43,17 @@ TEST(Kernels, RmsNormIsItsFormula) {
       table->rms_norm(x.data(), weight.data(), static_cast<std::int64_t>(n), 1e-6F, out.data());
       for (std::size_t i = 0; i < n; ++i) {
         const double wanted = static_cast<double>(x[i]) * static_cast<double>(weight[i]) / root;
-        ASSERT_NEAR(out[i], wanted, std::fabs(wanted) * 0x1p-24 * (static_cast<double>(n) / 64 + 8))
-            << table->isa << " " << i;
+        const double bound = std::fabs(wanted) * 0x1p-24 * (static_cast<double>(n) / 64 + 8);
+        ASSERT_NEAR(out[i], wanted, bound) << table->isa << " " << i;
       }
+      std::vector<float> sum = x;
+      table->add_rms_norm(x.data(), weight.data(), static_cast<std::int64_t>(n), 1e-6F, sum.data());
+      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(sum[i], x[i] + out[i]) << table->isa << " " << i;
     }
   }
 }
 
-TEST(Kernels, SwigluIsItsFormulaOverAllMagnitudes) {
+TEST(Kernels, GatesAreTheirFormulasOverAllMagnitudes) {
   std::vector<float> gate;
   for (float x = -120.0F; x <= 120.0F; x += 0.0371F) gate.push_back(x);
   for (const float x : {0.0F, -0.0F, 1e-30F, -1e-30F, 3e38F, -3e38F}) gate.push_back(x);
@@ -62,15 +66,22 @@ TEST(Kernels, SwigluIsItsFormulaOverAllMagnitudes) {
   }
   for (const Kernels* table : tables()) {
     std::vector<float> out(gate.size());
-    table->swiglu(x.data(), static_cast<std::int64_t>(gate.size()), out.data());
-    for (std::size_t i = 0; i < gate.size(); ++i) {
-      const auto own = static_cast<double>(gate[i]);
-      const double wanted = own / (1 + std::exp(-own));
-      // Below -87 the exponential is clamped: the result is of the size of 1e-36 there instead of vanishing.
-      const double slack = own < -87 ? std::fabs(own) * 1.7e-38 : 0.0;
-      ASSERT_NEAR(out[i], wanted,
-                  std::fabs(wanted) * 0x1p-24 * (7 + 2 * std::min(std::fabs(own), 88.0)) + slack)
-          << table->isa << " silu(" << gate[i] << ")";
+    for (const bool gelu : {false, true}) {
+      (gelu ? table->geglu : table->swiglu)(x.data(), static_cast<std::int64_t>(gate.size()), out.data());
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        const auto own = static_cast<double>(gate[i]);
+        // By tanh itself: g / 2 (1 + tanh(y)) = g / (1 + e^-2y).
+        const double y =
+            gelu ? std::sqrt(2 / std::numbers::pi) * (own + 0.044715 * own * own * own) : own / 2;
+        const double wanted = y < -20 ? own * std::exp(2 * y) : own / 2 * (1 + std::tanh(y));
+        // Below -87 the exponential is clamped: the result is of the size of 1e-36 there instead of vanishing.
+        const double slack = 2 * y < -87 ? std::fabs(own) * 1.7e-38 : 0.0;
+        // tanh(y) near -1 leaves 2^-53 of 1.
+        const double rounding = std::fabs(own) * 0x1p-52;
+        const double argument = (gelu ? 7 : 2) * std::min(2 * std::fabs(y), 88.0);
+        ASSERT_NEAR(out[i], wanted, std::fabs(wanted) * 0x1p-24 * (7 + argument) + slack + rounding)
+            << table->isa << (gelu ? " gelu(" : " silu(") << gate[i] << ")";
+      }
     }
   }
 }
@@ -153,6 +164,8 @@ TEST(Kernels, EveryTableGivesTheSameBits) {
     std::vector<std::uint16_t> narrow(size);
     kKernelsBaseline.rms_norm(x.data(), weight.data(), n, 1e-6F, norm.data());
     kKernelsBaseline.swiglu(x.data(), n / 2, product.data());
+    std::vector<float> other_product(size);
+    kKernelsBaseline.geglu(x.data(), n / 2, other_product.data());
     kKernelsBaseline.rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, narrow.data());
     for (const Kernels* table : tables()) {
       std::vector<float> out(size);
@@ -165,6 +178,12 @@ TEST(Kernels, EveryTableGivesTheSameBits) {
       std::vector<std::uint16_t> rounded_product(size);
       table->to_bf16(product.data(), n, rounded_product.data());
       table->swiglu_bf16(x.data(), n / 2, rounded.data());
+      EXPECT_TRUE(rounded == rounded_product) << table->isa;
+      std::fill(out.begin(), out.end(), 0.0F);
+      table->geglu(x.data(), n / 2, out.data());
+      EXPECT_TRUE(out == other_product) << table->isa;
+      table->to_bf16(other_product.data(), n, rounded_product.data());
+      table->geglu_bf16(x.data(), n / 2, rounded.data());
       EXPECT_TRUE(rounded == rounded_product) << table->isa;
       table->rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, rounded.data());
       EXPECT_TRUE(rounded == narrow) << table->isa;

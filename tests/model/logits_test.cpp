@@ -197,7 +197,7 @@ TEST(Transformer, WorkspaceIsThatOfItsRows) {
     EXPECT_EQ(most, capacity);
     const std::int64_t qkv =
         (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
-    const auto pairs = static_cast<std::int64_t>(config.rope.inverse.size());
+    const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
     const std::int64_t row = config.width + qkv + 2 * pairs;
     const std::int64_t padded = config.width + config.heads * config.d_value + config.feed_forward;
     const auto wanted = static_cast<std::uint64_t>(4 * (most * row + (most + kRowPadding) * padded)) +

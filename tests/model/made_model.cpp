@@ -73,12 +73,16 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_head = sizes.d_head;
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = sizes.architecture == "llama" ? RopeLayout::adjacent_pairs : RopeLayout::split_halves;
+  shape_.layout = sizes.architecture == "llama" || sizes.architecture == "granite"
+                      ? RopeLayout::adjacent_pairs
+                      : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
     shape_.inverse_frequencies.push_back(
         std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)) /
         sizes.rope_factor);
   }
+  if (sizes.architecture == "gemma3") describe_gemma3();
+  if (sizes.architecture == "granite") describe_granite();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
   head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
@@ -86,11 +90,13 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   for (std::int64_t l = 0; l < sizes.layers; ++l) {
     const std::string at = "blk." + std::to_string(l) + ".";
     TransformerLayer layer;
-    layer.attention_norm = norm(at + "attn_norm.weight", sizes.width);
-    layer.mlp_norm = norm(at + "ffn_norm.weight", sizes.width);
-    if (sizes.architecture == "qwen3") {
-      layer.query_norm = norm(at + "attn_q_norm.weight", sizes.d_head);
-      layer.key_norm = norm(at + "attn_k_norm.weight", sizes.d_head);
+    add_norms(at, layer);
+    if (sizes.architecture == "gemma3" && l % 2 == 0) {
+      layer.window = sizes.window;
+      for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
+        layer.inverse_frequencies.push_back(
+            std::pow(5000.0, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)));
+      }
     }
     if (sizes.architecture == "qwen2") {
       const auto bias = [&](char of, const char* name, std::int64_t width) {
@@ -115,6 +121,40 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   bytes_ = builder_.build();
   std::copy(data_.begin(), data_.end(), bytes_.end() - static_cast<std::ptrdiff_t>(data_.size()));
   data_ = {};
+}
+
+void MadeModel::add_norms(const std::string& at, TransformerLayer& layer) {
+  const bool gemma = sizes_.architecture == "gemma3";
+  const bool olmo = sizes_.architecture == "olmo2";
+  if (!olmo) {
+    layer.attention_norm = norm(at + "attn_norm.weight", sizes_.width);
+    layer.mlp_norm = norm(at + "ffn_norm.weight", sizes_.width);
+  }
+  if (olmo || gemma) {
+    layer.attention_after_norm = norm(at + "post_attention_norm.weight", sizes_.width);
+    layer.mlp_after_norm = norm(at + "post_ffw_norm.weight", sizes_.width);
+  }
+  if (olmo || gemma || sizes_.architecture == "qwen3") {
+    layer.query_norm = norm(at + "attn_q_norm.weight", sizes_.d_head * (olmo ? sizes_.heads : 1));
+    layer.key_norm = norm(at + "attn_k_norm.weight", sizes_.d_head * (olmo ? sizes_.heads_kv : 1));
+  }
+}
+
+void MadeModel::describe_gemma3() {
+  builder_.add("gemma3.attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
+  builder_.add("gemma3.attention.sliding_window_pattern", kU32, 2U);
+  builder_.add("gemma3.rope.freq_base_swa", kF32, 5000.0F);
+  shape_.gelu = true;
+}
+
+void MadeModel::describe_granite() {
+  builder_.add("granite.embedding_scale", kF32, 6.0F);
+  builder_.add("granite.residual_scale", kF32, 0.25F);
+  builder_.add("granite.attention.scale", kF32, 0.125F);
+  builder_.add("granite.logit_scale", kF32, 3.0F);
+  shape_.residual_scale = 0.25;
+  shape_.attention_scale = 0.125;
+  logit_scale_ = 1.0 / 3.0;
 }
 
 /// Uniform in middle +- spread; 0 rows: a vector, in F32.
@@ -257,7 +297,7 @@ void StageCheck::expect_logits(std::int64_t begin) const {
     const std::int64_t row = seen.token - begin;
     if (row < 0) continue;
     const BoundedRow wanted = transformer_logits(exact(seen.output), model_.final_norm(), model_.head(),
-                                                 model_.shape().norm_epsilon);
+                                                 model_.shape().norm_epsilon, model_.logit_scale());
     const auto from = all.begin() + row * vocabulary;
     expect_within(wanted, {from, from + vocabulary}, slack_,
                   fmt::format("logits of row {} of {}", row, rows));

@@ -15,7 +15,8 @@ namespace headwater::runtime::testing {
 
 /// What a model of random weights is made of.
 struct MadeSizes {
-  /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours.
+  /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours, "gemma3" has windows in every second
+  /// layer, two rotations, norms after what is added, GeGLU; "granite" scales; "olmo2" norms of all heads as one.
   std::string architecture = "qwen2";
   std::int64_t layers = 1;
   std::int64_t width = 32;
@@ -32,6 +33,7 @@ struct MadeSizes {
   std::vector<TensorType> types = {TensorType::f32};
   bool tied = false;         ///< the embedding is the head
   double rope_factor = 1.0;  ///< of linear scaling
+  std::int64_t window = 40;  ///< of gemma3
 };
 
 /// A model of random weights, made in memory, and the same numbers for the forward pass in double.
@@ -49,11 +51,15 @@ class MadeModel {
   [[nodiscard]] const std::vector<double>& embedding() const { return embedding_; }  ///< [vocabulary][width]
   [[nodiscard]] const Matrix& head() const { return head_; }
   [[nodiscard]] const std::vector<double>& final_norm() const { return final_norm_; }
+  [[nodiscard]] double logit_scale() const { return logit_scale_; }
 
  private:
   std::vector<double> add(const std::string& name, std::int64_t columns, std::int64_t rows, float middle,
                           float spread);
   std::vector<double> norm(const std::string& name, std::int64_t n) { return add(name, n, 0, 1.0F, 0.1F); }
+  void add_norms(const std::string& at, TransformerLayer& layer);
+  void describe_gemma3();
+  void describe_granite();
   Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
 
   MadeSizes sizes_;
@@ -65,6 +71,7 @@ class MadeModel {
   std::vector<TransformerLayer> layers_;
   std::vector<double> embedding_;
   std::vector<double> final_norm_;
+  double logit_scale_ = 1;
   Matrix head_;
   std::size_t matrices_ = 0;  // made so far
 };

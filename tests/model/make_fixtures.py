@@ -200,6 +200,23 @@ def adjacent(rows, heads):
     return rows.reshape(heads, 2, D // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def write_vocabulary(writer, kind, words):
+    pieces, scores, types, merges = words
+    writer.add_tokenizer_model("llama" if kind == "llama" else "gpt2")
+    if kind != "llama":
+        writer.add_tokenizer_pre(kind)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+    else:
+        writer.add_token_scores(scores)
+    writer.add_token_list(pieces)
+    writer.add_token_types(types)
+    ends = {"llama": ("<s>", "</s>"), "llama-bpe": ("<|begin_of_text|>", "<|end_of_text|>"),
+            "qwen2": ("<|endoftext|>", "<|im_end|>")}[kind]
+    writer.add_bos_token_id(pieces.index(ends[0]))
+    writer.add_eos_token_id(pieces.index(ends[1]))
+    writer.add_add_bos_token(kind != "qwen2")
+
+
 def write_gguf(name, model, all_weights, words):
     arch = model["arch"]
     writer = gguf.GGUFWriter(OUT / f"{name}.gguf", arch)
@@ -234,21 +251,7 @@ def write_gguf(name, model, all_weights, words):
         writer.add_rope_scaling_orig_ctx_len(model["yarn"][1])
     if "window" in model:
         writer.add_sliding_window(model["window"])
-    pieces, scores, types, merges = words
-    kind = model["tokenizer"]
-    writer.add_tokenizer_model("llama" if kind == "llama" else "gpt2")
-    if kind != "llama":
-        writer.add_tokenizer_pre(kind)
-        writer.add_token_merges([" ".join(pair) for pair in merges])
-    else:
-        writer.add_token_scores(scores)
-    writer.add_token_list(pieces)
-    writer.add_token_types(types)
-    ends = {"llama": ("<s>", "</s>"), "llama-bpe": ("<|begin_of_text|>", "<|end_of_text|>"),
-            "qwen2": ("<|endoftext|>", "<|im_end|>")}[kind]
-    writer.add_bos_token_id(pieces.index(ends[0]))
-    writer.add_eos_token_id(pieces.index(ends[1]))
-    writer.add_add_bos_token(kind != "qwen2")
+    write_vocabulary(writer, model["tokenizer"], words)
 
     def half(tensor, values):
         writer.add_tensor(tensor, values.astype(np.float16))

@@ -50,17 +50,18 @@ TEST(Sinks, StoreAndAddWithABiasOfEachColumn) {
   for (const std::int64_t width : kWidths) {
     for (const bool biased : {false, true}) {
       SCOPED_TRACE(width);
+      const float scale = biased ? 0.22F : 1.0F;
       const auto product = random_floats(kRows * width, 1);
       const auto bias = biased ? random_floats(width, 2) : std::vector<float>();
       auto stored = std::vector<float>(product.size() + 1, 12345.0F);
       const auto before = random_floats(kRows * width, 3);
       auto added = before;
       give_tiles(product, width, StoreSink(stored.data(), width, bias));
-      give_tiles(product, width, AddSink(added.data(), width, bias));
+      give_tiles(product, width, AddSink(added.data(), width, bias, scale));
       for (std::size_t i = 0; i < product.size(); ++i) {
         const float value = product[i] + (biased ? bias[i % static_cast<std::size_t>(width)] : 0.0F);
         ASSERT_EQ(stored[i], value) << i;
-        ASSERT_EQ(added[i], before[i] + value) << i;
+        ASSERT_EQ(added[i], before[i] + scale * value) << i;
       }
       EXPECT_EQ(stored.back(), 12345.0F);
     }
@@ -68,7 +69,10 @@ TEST(Sinks, StoreAndAddWithABiasOfEachColumn) {
 }
 
 // The product holds kGateRows of gate, as many of up, and so on; at the end there are fewer of both.
-TEST(Sinks, SwigluOfEachGateAndItsUp) {
+class Gates : public ::testing::TestWithParam<Gate> {};
+
+TEST_P(Gates, EachGateMeetsItsUp) {
+  const auto loop = GetParam() == Gate::gelu ? kernels().geglu : kernels().swiglu;
   for (const std::int64_t width : kWidths) {
     SCOPED_TRACE(width);
     const auto gate = random_floats(kRows * width, 4);
@@ -87,11 +91,11 @@ TEST(Sinks, SwigluOfEachGateAndItsUp) {
     std::vector<std::uint16_t> wanted_narrow(gate.size()), narrow(gate.size() + 1, 0x1234);
     for (std::size_t i = 0; i < gate.size(); ++i) {
       const float pair[] = {gate[i], up[i]};
-      kernels().swiglu(pair, 1, &wanted[i]);
+      loop(pair, 1, &wanted[i]);
       kernels().to_bf16(&wanted[i], 1, &wanted_narrow[i]);
     }
-    give_tiles(product, 2 * width, SwigluSink(got.data(), width, false));
-    give_tiles(product, 2 * width, SwigluSink(narrow.data(), width, true));
+    give_tiles(product, 2 * width, GateSink(GetParam(), got.data(), width, false));
+    give_tiles(product, 2 * width, GateSink(GetParam(), narrow.data(), width, true));
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       ASSERT_EQ(got[i], wanted[i]) << i;
       ASSERT_EQ(narrow[i], wanted_narrow[i]) << i;
@@ -100,6 +104,8 @@ TEST(Sinks, SwigluOfEachGateAndItsUp) {
     EXPECT_EQ(narrow.back(), 0x1234);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Each, Gates, ::testing::Values(Gate::silu, Gate::gelu));
 
 }  // namespace
 }  // namespace headwater::runtime

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "reference/rope.hpp"
 
@@ -69,13 +70,14 @@ BoundedRow product(const Matrix& weights, std::span<const double> bias, std::spa
 }
 
 // ROPE-1, with cosine and sine rounded to F32 first.
-void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShape& shape) {
-  const std::size_t pairs = shape.inverse_frequencies.size();
+void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShape& shape,
+            std::span<const double> inverse_frequencies) {
+  const std::size_t pairs = inverse_frequencies.size();
   const bool adjacent = shape.layout == RopeLayout::adjacent_pairs;
   for (std::size_t i = 0; i < pairs; ++i) {
     Bounded& x = row[adjacent ? 2 * i : i];
     Bounded& y = row[adjacent ? 2 * i + 1 : i + pairs];
-    const double angle = static_cast<double>(position) * shape.inverse_frequencies[i];
+    const double angle = static_cast<double>(position) * inverse_frequencies[i];
     const double c = std::abs(shape.magnitude * std::cos(angle));
     const double s = std::abs(shape.magnitude * std::sin(angle));
     // Rounding of the table, a product, a sum.
@@ -85,7 +87,7 @@ void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShap
     const double y_error =
         s * x.error + c * y.error + roundings * (s * size_of(x) + c * size_of(y)) + kUnderflow;
     std::vector<double> pair = {x.value, y.value};
-    const std::vector<double> frequency = {shape.inverse_frequencies[i]};
+    const std::vector<double> frequency = {inverse_frequencies[i]};
     reference::rotate_row(pair, position, frequency, shape.magnitude, RopeLayout::adjacent_pairs);
     x = {pair[0], x_error};
     y = {pair[1], y_error};
@@ -93,21 +95,24 @@ void rotate(std::span<Bounded> row, std::int64_t position, const TransformerShap
 }
 
 void norm_and_rotate(BoundedRow& rows, std::span<const double> norm, std::int64_t position,
-                     const TransformerShape& shape) {
+                     const TransformerShape& shape, const TransformerLayer& layer) {
   const auto d = static_cast<std::size_t>(shape.d_head);
+  const bool together = norm.size() > d;
+  if (together) rows = rms_norm(rows, norm, shape.norm_epsilon);
   for (std::size_t at = 0; at < rows.size(); at += d) {
     const std::span<Bounded> row = std::span(rows).subspan(at, d);
-    if (!norm.empty()) {
+    if (!norm.empty() && !together) {
       const BoundedRow normed = rms_norm(row, norm, shape.norm_epsilon);
       std::copy(normed.begin(), normed.end(), row.begin());
     }
-    rotate(row, position, shape);
+    rotate(row, position, shape,
+           layer.inverse_frequencies.empty() ? shape.inverse_frequencies : layer.inverse_frequencies);
   }
 }
 
 // LOGIT-1
-Bounded logit(std::span<const Bounded> q, std::span<const Bounded> k) {
-  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size()));
+Bounded logit(std::span<const Bounded> q, std::span<const Bounded> k, double own_scale) {
+  const double scale = own_scale > 0 ? own_scale : 1.0 / std::sqrt(static_cast<double>(q.size()));
   double sum = 0;
   double carried = 0;
   double sizes = 0;
@@ -165,7 +170,7 @@ BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHead
     BoundedRow logits;
     std::vector<std::span<const Bounded>> values;
     for (const TransformerHeads& token : tokens) {
-      logits.push_back(logit(query, std::span(token.key).subspan(head_kv * d, d)));
+      logits.push_back(logit(query, std::span(token.key).subspan(head_kv * d, d), shape.attention_scale));
       values.push_back(std::span(token.value).subspan(head_kv * dv, dv));
     }
     const BoundedRow mean = attention(logits, values);
@@ -174,16 +179,21 @@ BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHead
   return out;
 }
 
-// SwiGLU (Shazeer, 2020): y = W_down (silu(W_gate x) * W_up x).
-BoundedRow mlp(const TransformerLayer& layer, std::span<const Bounded> x) {
+// SwiGLU (Shazeer, 2020): y = W_down (silu(W_gate x) * W_up x), silu(g) = g / (1 + e^-t), t = g; with GeGLU
+// t = 2 sqrt(2 / pi) (g + 0.044715 g^3).
+BoundedRow mlp(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
   BoundedRow gate = product(layer.gate, {}, x);
   const BoundedRow up = product(layer.up, {}, x);
   for (std::size_t i = 0; i < gate.size(); ++i) {
-    const double silu = gate[i].value / (1 + std::exp(-gate[i].value));
-    constexpr double kSteepest = 1.1;  // |silu'| <= 1.0999
-    // An exponential of 2 ulp whose argument is off by 2 u |x| at most where it matters (|x| < 16: below that silu
-    // vanishes, above it is x), a sum, a quotient, a product.
-    const double silu_error = kSteepest * gate[i].error + (7 + 32) * kUnit * std::abs(silu) + kUnderflow;
+    const double g = gate[i].value;
+    const double t = shape.gelu ? 2 * std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g) : g;
+    const double silu = g / (1 + std::exp(-t));
+    constexpr double kSteepest = 1.13;  // |silu'| <= 1.0999, |gelu'| <= 1.1290
+    // An exponential of 2 ulp whose argument is off by 2 u |t| (with GeGLU by 7: constants, products and a sum), which
+    // matters where |t| < 16 (below that silu vanishes, above it is g); a sum, a quotient, a product.
+    const double argument = (shape.gelu ? 7 : 2) * 16;
+    const double silu_error =
+        kSteepest * gate[i].error + (7 + argument) * kUnit * std::abs(silu) + kUnderflow;
     const double value = silu * up[i].value;
     gate[i].error = silu_error * size_of(up[i]) + std::abs(silu) * up[i].error + kUnit * std::abs(value);
     gate[i].value = value;
@@ -191,10 +201,13 @@ BoundedRow mlp(const TransformerLayer& layer, std::span<const Bounded> x) {
   return product(layer.down, {}, gate);
 }
 
-void add(BoundedRow& residual, std::span<const Bounded> change) {
+/// What a part of a layer adds, normed if it has a norm for that, and scaled.
+void add(const TransformerShape& shape, BoundedRow& residual, BoundedRow change,
+         std::span<const double> after_norm) {
+  if (!after_norm.empty()) change = rms_norm(change, after_norm, shape.norm_epsilon);
   for (std::size_t i = 0; i < residual.size(); ++i) {
-    residual[i].value += change[i].value;
-    residual[i].error += change[i].error;
+    residual[i].value += shape.residual_scale * change[i].value;
+    residual[i].error += shape.residual_scale * (change[i].error + kUnit * size_of(change[i]));
     residual[i].error += kUnit * size_of(residual[i]);
   }
 }
@@ -203,36 +216,47 @@ void add(BoundedRow& residual, std::span<const Bounded> change) {
 
 TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
                                    const BoundedRow& residual, std::int64_t position) {
-  const BoundedRow x = rms_norm(residual, layer.attention_norm, shape.norm_epsilon);
+  const BoundedRow x =
+      layer.attention_norm.empty() ? residual : rms_norm(residual, layer.attention_norm, shape.norm_epsilon);
   TransformerHeads heads = {product(layer.query, layer.query_bias, x), product(layer.key, layer.key_bias, x),
                             product(layer.value, layer.value_bias, x)};
-  norm_and_rotate(heads.query, layer.query_norm, position, shape);
-  norm_and_rotate(heads.key, layer.key_norm, position, shape);
+  norm_and_rotate(heads.query, layer.query_norm, position, shape, layer);
+  norm_and_rotate(heads.key, layer.key_norm, position, shape, layer);
   return heads;
 }
 
 BoundedRow transformer_attention(const TransformerShape& shape, const TransformerLayer& layer,
                                  std::span<const TransformerHeads> tokens, const BoundedRow& residual) {
-  std::vector<TransformerHeads> stored(tokens.begin(), tokens.end());
+  const std::size_t hidden =
+      layer.window > 0 ? tokens.size() - std::min(tokens.size(), static_cast<std::size_t>(layer.window)) : 0;
+  std::vector<TransformerHeads> stored(tokens.begin() + static_cast<std::ptrdiff_t>(hidden), tokens.end());
   for (TransformerHeads& token : stored) {
     for (Bounded& x : token.key) x.error += shape.stored_round_off * size_of(x);
     for (Bounded& x : token.value) x.error += shape.stored_round_off * size_of(x);
   }
   BoundedRow result = residual;
-  add(result, product(layer.output, layer.output_bias, attend(shape, stored)));
+  add(shape, result, product(layer.output, layer.output_bias, attend(shape, stored)),
+      layer.attention_after_norm);
   return result;
 }
 
 BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
                            const BoundedRow& residual) {
   BoundedRow result = residual;
-  add(result, mlp(layer, rms_norm(residual, layer.mlp_norm, shape.norm_epsilon)));
+  const BoundedRow x =
+      layer.mlp_norm.empty() ? residual : rms_norm(residual, layer.mlp_norm, shape.norm_epsilon);
+  add(shape, result, mlp(shape, layer, x), layer.mlp_after_norm);
   return result;
 }
 
 BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm, const Matrix& head,
-                              double norm_epsilon) {
-  return product(head, {}, rms_norm(row, norm, norm_epsilon));
+                              double norm_epsilon, double scale) {
+  BoundedRow logits = product(head, {}, rms_norm(row, norm, norm_epsilon));
+  for (Bounded& one : logits) {
+    // Scale rounded to F32, and multiplied.
+    one = {scale * one.value, scale * (one.error + (scale == 1 ? 0 : 2 * kUnit) * size_of(one))};
+  }
+  return logits;
 }
 
 }  // namespace headwater::runtime::testing

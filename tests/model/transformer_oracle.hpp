@@ -6,8 +6,8 @@
 
 #include "headwater/rope.hpp"
 
-/// The forward pass around attention, for transformers of the kind of Llama (Touvron et al., 2023) and Qwen: RMSNorm,
-/// QK-norm, rotation, causal attention, SwiGLU, residual stream. Plain scalar double. Every number comes with a bound
+/// The forward pass around attention, for transformers of the kind of Llama (Touvron et al., 2023), Qwen, Gemma 3, Granite and
+/// OLMo 2: RMSNorm, QK-norm, rotation, causal attention, SwiGLU or GeGLU, residual stream. Plain scalar double. Every number comes with a bound
 /// of how far a computation of it in F32 may be off, carried from step to step to all orders; what the format of the
 /// stored keys and values adds is a parameter. A layer has three stages, so that a computation can be checked stage by
 /// stage from its own inputs: bounds over a whole network would be useless, because worst cases multiply.
@@ -30,8 +30,11 @@ struct Matrix {
 /// The weights of one layer; empty vectors where the model has none.
 struct TransformerLayer {
   std::vector<double> attention_norm, query_norm, key_norm, mlp_norm;
+  std::vector<double> attention_after_norm, mlp_after_norm;  ///< of what is added to the residual row
   Matrix query, key, value, output, gate, up, down;
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
+  std::int64_t window = 0;                  ///< tokens that one sees, itself among them; 0: all
+  std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
 };
 
 struct TransformerShape {
@@ -42,6 +45,9 @@ struct TransformerShape {
   double norm_epsilon = 1e-6;
   std::vector<double> inverse_frequencies;
   double magnitude = 1.0;
+  double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
+  double residual_scale = 1;
+  bool gelu = false;  ///< GeGLU in place of SwiGLU
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =
       0;  ///< of the type that keys and values are stored in: 2^-8 BF16, 2^-11 F16, 0 F32
@@ -66,8 +72,8 @@ struct TransformerHeads {
 [[nodiscard]] BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
                                          const BoundedRow& residual);
 
-/// Logits of one token: the final norm, then the head.
+/// Logits of one token: the final norm, then the head, then the scale.
 [[nodiscard]] BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm,
-                                            const Matrix& head, double norm_epsilon);
+                                            const Matrix& head, double norm_epsilon, double scale = 1);
 
 }  // namespace headwater::runtime::testing

@@ -17,11 +17,16 @@ struct Kernels {
   /// The same, rounded to BF16.
   void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float epsilon,
                         std::uint16_t* out);
+  /// sum[i] += RMSNorm of x, as above.
+  void (*add_rms_norm)(const float* x, const float* weight, std::int64_t n, float epsilon, float* sum);
   /// SwiGLU (Shazeer, 2020): out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]; x has kGateRows gates, as many ups, and so on, n
   /// of each in all, so that the last ones may be fewer.
   void (*swiglu)(const float* x, std::int64_t n, float* out);
   /// The same, rounded to BF16.
   void (*swiglu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  /// GeGLU (Shazeer, 2020) likewise: out[i] = gelu(gate[i]) * up[i], gelu(g) = g / 2 * (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))).
+  void (*geglu)(const float* x, std::int64_t n, float* out);
+  void (*geglu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine are in the two arrays.

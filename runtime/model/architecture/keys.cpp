@@ -1,0 +1,297 @@
+#include "runtime/model/architecture/keys.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <vector>
+
+#include "headwater/error.hpp"
+#include "runtime/support/utf8.hpp"
+
+namespace headwater::runtime {
+namespace {
+
+constexpr std::int64_t kMaxExtent = 65536;  // of heads, widths and layers, as headwater::Shape has it
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;
+
+/// Keys after "<architecture>." whose presence with a value other than `neutral` means a computation that is not
+/// done here.
+struct Unsupported {
+  const char* key;
+  double neutral;
+  const char* what;
+};
+constexpr std::array kUnsupported = {
+    Unsupported{"expert_count", 0, "mixture of experts"},
+    Unsupported{"attention.sliding_window_pattern", 0, "sliding-window attention"},
+    Unsupported{"rope.freq_base_swa", 0, "a rotation of its own beside windows"},
+    Unsupported{"attn_logit_softcapping", 0, "soft caps"},
+    Unsupported{"attention.logit_softcapping", 0, "soft caps"},
+    Unsupported{"final_logit_softcapping", 0, "soft caps"},
+    Unsupported{"logit_scale", 1, "scaled logits"},
+    Unsupported{"residual_scale", 1, "a scaled residual stream"},
+    Unsupported{"embedding_scale", 1, "scaled embeddings"},
+    Unsupported{"attention.scale", 0, "an attention scale of its own"},
+    Unsupported{"attention.clamp_kqv", 0, "clamped queries and keys"},
+    Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
+    Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
+    Unsupported{"pooling_type", 0, "embedding models"},
+};
+
+/// Keys after "<architecture>.rope.scaling." that are read, or that say nothing about the computation.
+constexpr std::array<std::string_view, 7> kScalingKeys = {
+    "type",           "factor",   "original_context_length", "attn_factor", "yarn_beta_fast",
+    "yarn_beta_slow", "finetuned"};
+
+constexpr const char* kShortFactors = "rope_factors_short.weight";
+constexpr const char* kLongFactors = "rope_factors_long.weight";
+constexpr const char* kWindow = "attention.sliding_window";
+constexpr const char* kPattern = "attention.sliding_window_pattern";
+
+}  // namespace
+
+std::string Keys::key(std::string_view name) const { return fmt::format("{}.{}", prefix_, name); }
+
+std::int64_t Keys::integer_or(std::string_view name, std::int64_t min, std::int64_t max,
+                              std::int64_t fallback) const {
+  asked_.emplace(name);
+  return file_.integer_or(key(name), min, max, fallback);
+}
+
+double Keys::positive_or_none(std::string_view name) const {
+  asked_.emplace(name);
+  return has(name) && file_.number(key(name)) != 0 ? positive(name, 0.0) : 0.0;
+}
+
+double Keys::positive(std::string_view name, double fallback) const {
+  asked_.emplace(name);
+  const std::string full = key(name);
+  if (!file_.has(full) && fallback > 0) return fallback;
+  const double value = file_.number(full);
+  if (!(value > 0) || !(static_cast<float>(value) > 0) || !std::isfinite(static_cast<float>(value))) {
+    file_.refuse(fmt::format("{} is {}; allowed: a number > 0", full, value));
+  }
+  return value;
+}
+
+void Keys::refuse_unsupported(const ModelConfig& config) const {
+  for (const Unsupported& feature : kUnsupported) {
+    const std::string name = key(feature.key);
+    if (!file_.has(name) || asked_.contains(feature.key)) continue;
+    bool neutral = false;
+    try {
+      neutral = file_.number(name) == feature.neutral;
+    } catch (const Error&) {
+      try {
+        neutral = !file_.boolean(name) && feature.neutral == 0;
+      } catch (const Error&) {  // an array, a text: certainly not neutral
+      }
+    }
+    if (!neutral) file_.refuse(fmt::format("{} asks for {}, which is not supported", name, feature.what));
+  }
+  if (!file_.boolean_or(key("attention.causal"), true)) {
+    file_.refuse(fmt::format("{} is false; only causal attention is supported", key("attention.causal")));
+  }
+  if (asked_.contains(kWindow)) return;
+  // A window that holds the whole context changes nothing.
+  const std::int64_t window = file_.integer_or(key(kWindow), 0, kMaxTokens, 0);
+  if (window > 0 && window < config.context) {
+    file_.refuse(
+        fmt::format("{} is {} of a context of {}; sliding-window attention is not supported for {} models",
+                    key(kWindow), window, config.context, prefix_));
+  }
+}
+
+void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
+  asked_.emplace(kPattern);
+  const std::int64_t window = integer_or(kWindow, 0, kMaxTokens, 0);
+  std::vector<bool> windowed(config.layer_specs.size());
+  const std::string pattern = key(kPattern);
+  if (file_.is_array(pattern)) {
+    windowed = file_.booleans(pattern);
+    if (windowed.size() != config.layer_specs.size()) {
+      file_.refuse(fmt::format("{} has {} elements; allowed: one for each of {} layers", pattern,
+                               windowed.size(), config.layers));
+    }
+  } else {
+    const auto every =
+        static_cast<std::size_t>(has(kPattern) ? file_.integer(pattern, 1, kMaxExtent) : period);
+    for (std::size_t i = 0; i < windowed.size(); ++i) {
+      windowed[i] = every == kEveryLayer || i % every != every - 1;
+    }
+  }
+  if (window >= config.context) return;  // it holds the whole context
+  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? window : 0;
+}
+
+void Keys::read_sizes(ModelConfig& config) const {
+  config.layers = extent("block_count", kMaxExtent);
+  config.width = extent("embedding_length", kMaxWidth);
+  config.feed_forward = extent("feed_forward_length", kMaxWidth);
+  config.heads = extent("attention.head_count", kMaxExtent);
+  config.heads_kv = file_.integer_or(key("attention.head_count_kv"), 1, kMaxExtent, config.heads);
+  config.context = extent("context_length", kMaxTokens);
+  if (config.heads % config.heads_kv != 0) {
+    file_.refuse(fmt::format("{} is {}; allowed: a divisor of the {} query heads",
+                             key("attention.head_count_kv"), config.heads_kv, config.heads));
+  }
+  // Each on its own, as the format says: keys of a length in the file do not make values as long.
+  const auto length = [&](const char* name) {
+    if (!file_.has(key(name)) && config.width % config.heads != 0) {
+      file_.refuse(fmt::format("{} is missing, and {} query heads do not divide a width of {}", key(name),
+                               config.heads, config.width));
+    }
+    const std::int64_t elements = file_.integer_or(key(name), 1, kMaxExtent, config.width / config.heads);
+    if (elements > kMaxExtent) {
+      file_.refuse(
+          fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: up to {}",
+                      key(name), config.heads, elements, config.width, kMaxExtent));
+    }
+    return elements;
+  };
+  config.d_head = length("attention.key_length");
+  config.d_value = length("attention.value_length");
+  if (config.heads * config.d_head > kMaxWidth || config.heads * config.d_value > kMaxWidth) {
+    file_.refuse(fmt::format("{} is {}, with keys of {} and values of {}; allowed: up to {} numbers a token",
+                             key("attention.head_count"), config.heads, config.d_head, config.d_value,
+                             kMaxWidth));
+  }
+  // More than the mean square of the rows that it is added to would make all outputs nearly zero.
+  constexpr const char* kEpsilon = "attention.layer_norm_rms_epsilon";
+  const double epsilon = positive(kEpsilon, 0.0);
+  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(kEpsilon), epsilon));
+  config.norm_epsilon = static_cast<float>(epsilon);
+}
+
+/// A key of the scaling that is not read may mean another rotation.
+void Keys::refuse_unknown_scaling() const {
+  const std::string prefix = key("rope.scaling.");
+  for (const std::string_view name : file_.keys()) {
+    if (!name.starts_with(prefix)) continue;
+    if (std::ranges::find(kScalingKeys, name.substr(prefix.size())) != kScalingKeys.end()) continue;
+    file_.refuse(fmt::format("{} is not supported", quoted(name)));
+  }
+}
+
+/// As llama.cpp reads these architectures: a factor without a type is linear; type `none` is none, whatever else is
+/// there; rope.scale_linear is the factor where the new key is missing; attn_factor multiplies the magnitude of every
+/// type. (It reads neither YaRN's betas nor its other factors for them; the betas are honoured here.)
+RopeScaling Keys::scaling(const ModelConfig& config) const {
+  refuse_unknown_scaling();
+  RopeScaling scaling;
+  const char* const factor = !file_.has(key("rope.scaling.factor")) && file_.has(key("rope.scale_linear"))
+                                 ? "rope.scale_linear"
+                                 : "rope.scaling.factor";
+  const std::string_view kind =
+      file_.text_or(key("rope.scaling.type"), file_.has(key(factor)) ? "linear" : "none");
+  scaling.attention_factor = positive("rope.scaling.attn_factor", scaling.attention_factor);
+  if (kind == "none") return scaling;
+  if (kind == "linear") {
+    scaling.kind = RopeScaling::Kind::linear;
+  } else if (kind == "yarn") {
+    scaling.kind = RopeScaling::Kind::yarn;
+    scaling.original_context =
+        file_.integer_or(key("rope.scaling.original_context_length"), 1, kMaxTokens, config.context);
+    scaling.beta_fast = positive("rope.scaling.yarn_beta_fast", scaling.beta_fast);
+    scaling.beta_slow = positive("rope.scaling.yarn_beta_slow", scaling.beta_slow);
+  } else {
+    file_.refuse(
+        fmt::format("{} is {}; allowed: none, linear, yarn", key("rope.scaling.type"), quoted(kind)));
+  }
+  scaling.factor = positive(factor, 0.0);
+  if (scaling.factor < 1) {
+    file_.refuse(fmt::format("{} is {}; allowed: at least 1", key(factor), scaling.factor));
+  }
+  return scaling;
+}
+
+std::vector<float> Keys::rope_divisors(const char* name, std::int64_t pairs) const {
+  if (file_.find_tensor(name) == nullptr) return {};
+  const std::array dims = {pairs};
+  const Tensor& tensor = file_.tensor(name, dims);
+  std::vector<float> divisors(static_cast<std::size_t>(pairs));
+  dequantize_row(tensor.type, tensor.row(0), pairs, divisors.data());
+  for (const float divisor : divisors) {
+    if (divisor > 0 && std::isfinite(divisor)) continue;
+    file_.refuse(fmt::format("tensor '{}' holds {}; allowed: numbers > 0", name, divisor));
+  }
+  return divisors;
+}
+
+void Keys::read_long_rope(ModelConfig& config) const {
+  const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
+  const auto divide = [&](const char* tensor) {
+    RopeFrequencies divided = config.rotations.front();
+    const std::vector<float> divisors = rope_divisors(tensor, pairs);
+    if (divisors.empty()) file_.refuse(fmt::format("tensor '{}' is missing", tensor));
+    for (std::size_t i = 0; i < divisors.size(); ++i) divided.inverse[i] /= static_cast<double>(divisors[i]);
+    return divided;
+  };
+  if (file_.find_tensor(kLongFactors) == nullptr && file_.find_tensor(kShortFactors) == nullptr) return;
+  config.rotations = {divide(kShortFactors), divide(kLongFactors)};
+  config.long_beyond = file_.integer(key("rope.scaling.original_context_length"), 1, kMaxTokens);
+}
+
+/// Rotated dimensions: all of a head where the file does not say how many.
+std::int64_t Keys::rotated(const ModelConfig& config) const {
+  const std::string rotated_key = key("rope.dimension_count");
+  const std::string length_key = key("attention.key_length");
+  const bool said = file_.has(rotated_key);
+  if (said && config.d_head > 1) {
+    const std::int64_t rotated = file_.integer(rotated_key, 2, config.d_head);
+    if (rotated % 2 != 0) {
+      file_.refuse(fmt::format("{} is {}; allowed: an even number", rotated_key, rotated));
+    }
+    return rotated;
+  }
+  if (config.d_head % 2 == 0) return config.d_head;
+  const char* const allowed = said ? "at least 2" : "an even number, as all of a row is rotated";
+  if (file_.has(length_key)) {
+    file_.refuse(fmt::format("{} is {}; allowed: {}", length_key, config.d_head, allowed));
+  }
+  file_.refuse(fmt::format("{} is missing, and {} query heads make rows of {} of a width of {}; allowed: {}",
+                           length_key, config.heads, config.d_head, config.width, allowed));
+}
+
+RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base, double fallback,
+                               bool scaled) const {
+  const std::int64_t pairs = rotated(config) / 2;
+  const double theta = positive(base, fallback);
+  if (theta < 1) file_.refuse(fmt::format("{} is {}; allowed: 1 or more", key(base), theta));
+  if (!scaled) return rope_frequencies(2 * pairs, theta, {}, {});
+  const RopeScaling how = scaling(config);
+  if (how.kind == RopeScaling::Kind::yarn && theta <= 1) {
+    file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key(base), theta));
+  }
+  return rope_frequencies(2 * pairs, theta, rope_divisors("rope_freqs.weight", pairs), how);
+}
+
+void Keys::read_vocabulary(ModelConfig& config) const {
+  const Tensor& embedding = file_.tensor("token_embd.weight");
+  if (embedding.dims.size() != 2 || embedding.dims[0] != config.width || embedding.dims[1] > kMaxTokens) {
+    file_.refuse(
+        fmt::format("tensor 'token_embd.weight' has {} dimensions and rows of {}; allowed: a matrix with "
+                    "rows of {}",
+                    embedding.dims.size(), embedding.dims.empty() ? 0 : embedding.dims[0], config.width));
+  }
+  config.vocabulary = embedding.dims[1];
+}
+
+void Keys::read_common(ModelConfig& config) const {
+  config.architecture = prefix_;
+  config.name = file_.text_or("general.name", "");
+  read_sizes(config);
+  if (has("rope.dimension_sections")) {
+    file_.refuse(fmt::format("{} is not supported", key("rope.dimension_sections")));
+  }
+  constexpr double kDefaultBase = 10000.0;
+  config.rotations = {rotation(config, "rope.freq_base", kDefaultBase, true)};
+  config.layer_specs.resize(static_cast<std::size_t>(config.layers));
+  read_vocabulary(config);
+}
+
+}  // namespace headwater::runtime

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/gguf/gguf.hpp"
+#include "runtime/model/model_config.hpp"
+
+namespace headwater::runtime {
+
+/// The metadata of a model's file by names without the architecture before them. Every value is checked; errors are
+/// Error(invalid_argument) naming the key. Remembers which keys were asked for.
+class Keys {
+ public:
+  Keys(const GgufFile& file, std::string_view architecture) : file_(file), prefix_(architecture) {}
+
+  /// The key as the file has it.
+  [[nodiscard]] std::string key(std::string_view name) const;
+  [[nodiscard]] bool has(std::string_view name) const { return file_.has(key(name)); }
+  [[nodiscard]] std::int64_t integer_or(std::string_view name, std::int64_t min, std::int64_t max,
+                                        std::int64_t fallback) const;
+  /// Above 0 and finite, as a float, too. Where `fallback` is 0, the key must be there.
+  [[nodiscard]] double positive(std::string_view name, double fallback) const;
+  /// The same, or 0 where the key is not there.
+  [[nodiscard]] double positive_or_none(std::string_view name) const;
+  /// Error "FILE: what".
+  [[noreturn]] void refuse(const std::string& what) const { file_.refuse(what); }
+
+  /// What every architecture has: sizes, epsilon, vocabulary, the rotation of the usual keys, and layers of it.
+  void read_common(ModelConfig& config) const;
+  /// The rotation over the model's rotated dimensions by the base under this key; `scaled`: with the scaling that the file
+  /// says (Llama 3's divisors, linear, YaRN).
+  [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
+                                         bool scaled) const;
+  static constexpr std::int64_t kEveryLayer = 0;
+  /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as attention.sliding_window_pattern says:
+  /// another period, or for each layer whether it has one.
+  void read_windows(ModelConfig& config, std::int64_t period) const;
+  /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
+  /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
+  void read_long_rope(ModelConfig& config) const;
+  /// Refuses what would change the results and was not asked for.
+  void refuse_unsupported(const ModelConfig& config) const;
+
+ private:
+  [[nodiscard]] std::int64_t extent(std::string_view name, std::int64_t most) const {
+    return file_.integer(key(name), 1, most);
+  }
+  void read_sizes(ModelConfig& config) const;
+  void read_vocabulary(ModelConfig& config) const;
+  [[nodiscard]] std::int64_t rotated(const ModelConfig& config) const;
+  void refuse_unknown_scaling() const;
+  [[nodiscard]] RopeScaling scaling(const ModelConfig& config) const;
+  /// A number > 0 for each pair, or none where the tensor is missing.
+  [[nodiscard]] std::vector<float> rope_divisors(const char* tensor, std::int64_t pairs) const;
+
+  const GgufFile& file_;
+  std::string prefix_;
+  mutable std::set<std::string, std::less<>> asked_;
+};
+
+}  // namespace headwater::runtime

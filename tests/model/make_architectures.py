@@ -1,0 +1,171 @@
+"""Writes tests/model/fixtures/architectures/: a small random model of each architecture that transformers has a class for.
+
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0
+    /tmp/venv/bin/python tests/model/make_architectures.py
+
+The files hold the weights of transformers' own class as llama.cpp's converter would write them (Gemma's norms with the 1 that
+they add, the rows of queries and keys in the order of adjacent pairs where ggml rotates those). golden.json and
+golden.safetensors: as make_fixtures.py has them, but logits and greedy text are transformers', in double; `rounding` is how far
+transformers is from that in float32. The results are committed; nothing in the build runs this.
+"""
+
+import json
+import math
+import pathlib
+
+import gguf
+import make_fixtures
+import numpy as np
+import torch
+import transformers
+
+OUT = pathlib.Path(__file__).parent / "fixtures" / "architectures"
+WIDTH, HEADS, HEADS_KV, D, HIDDEN = 32, 4, 2, 16, 48
+TOKENS, LOGIT_ROWS, GENERATED, CONTEXT, WINDOW = 96, 16, 8, 256, 20
+SHORT = WIDTH // HEADS  # the only length of a head that Phi-3 has
+LONG = 64  # tokens beyond which LongRoPE takes its long factors
+
+
+def rope(theta=10000.0, **more):
+    return {"rope_theta": theta, "rope_type": "default", **more}
+
+
+LONG_ROPE = ({"num_hidden_layers": 2, "head_dim": SHORT, "original_max_position_embeddings": LONG, "rope_parameters": rope(
+    rope_type="longrope", original_max_position_embeddings=LONG, factor=CONTEXT / LONG,
+    short_factor=[1.0 + i / 50 for i in range(SHORT // 2)], long_factor=[1.0 + i for i in range(SHORT // 2)])},
+    {"rope.scaling.original_context_length": LONG,
+     "rope.scaling.attn_factor": math.sqrt(1 + math.log(CONTEXT / LONG) / math.log(LONG))})
+# name: (architecture, class, its configuration beside the sizes, what the file says beside them)
+WINDOWS = {"attention.sliding_window": WINDOW}
+MODELS = {
+    # Not the root of 1 / d_head: every size of Gemma 3 but the largest has that by the same number.
+    "gemma3": ("gemma3", "Gemma3Text", {"num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": D, "rope_parameters": {
+        "full_attention": rope(1000000.0), "sliding_attention": rope()}}, {**WINDOWS, "rope.freq_base": 1000000.0}),
+    "gemma3-linear": ("gemma3", "Gemma3Text", {"num_hidden_layers": 6, "sliding_window": WINDOW, "query_pre_attn_scalar": D,
+                      "rope_parameters": {"full_attention": rope(1000000.0, rope_type="linear", factor=8.0), "sliding_attention": rope()}},
+                      {**WINDOWS, "rope.freq_base": 1000000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+    "gemma2": ("gemma2", "Gemma2", {"num_hidden_layers": 3, "sliding_window": WINDOW, "query_pre_attn_scalar": D,
+               "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0},
+               {**WINDOWS, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}),
+    "smollm3": ("smollm3", "SmolLM3", {"num_hidden_layers": 5, "rope_parameters": rope(5000000.0)}, {"rope.freq_base": 5000000.0}),
+    "granite": ("granite", "Granite", {"num_hidden_layers": 2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+                "attention_multiplier": 0.4, "logits_scaling": 8.0},
+                {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.4, "logit_scale": 8.0}),
+    "glm4": ("glm4", "Glm4", {"num_hidden_layers": 2, "attention_bias": True, "partial_rotary_factor": 0.5, "rope_parameters":
+             rope(partial_rotary_factor=0.5)}, {"rope.dimension_count": D // 2}),
+    "phi3-window": ("phi3", "Phi3", {"num_hidden_layers": 2, "head_dim": SHORT, "sliding_window": WINDOW}, WINDOWS),
+    "phi3-long": ("phi3", "Phi3", *LONG_ROPE),
+    "phi3-short": ("phi3", "Phi3", *LONG_ROPE),
+    "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2}, {}),
+}
+ADJACENT = {"smollm3", "granite"}  # ggml's converter turns their rows
+# Names of transformers and of ggml.
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+         "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+                    "post_feedforward_layernorm": "post_ffw_norm"},
+         "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
+AFTER["gemma3"] = AFTER["olmo2"] = AFTER["gemma2"]
+
+
+def build(kind, options, vocabulary, seed):
+    """The model in double, of weights that F16 holds."""
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": vocabulary, "hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_attention_heads": HEADS,
+             "num_key_value_heads": HEADS_KV, "head_dim": D, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
+             "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **options}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    offset = 0.0 if not kind.startswith("Gemma") else -1.0
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.ndim == 2:
+                gain = 1.0 if "embed" in name else 1.6 / math.sqrt(value.shape[1])
+                value.copy_(torch.randn_like(value).mul_(gain).half().float())
+            else:
+                middle = 0.0 if name.endswith("bias") else 1.0 + offset
+                value.copy_(middle + 0.2 * torch.randn_like(value))
+    return model.double()
+
+
+def write(name, arch, model, facts, words):
+    path = OUT / f"{name}.gguf"
+    writer = gguf.GGUFWriter(path, arch)
+    config = model.config
+    writer.add_name(name)
+    writer.add_context_length(CONTEXT)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS_KV)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in {"rope.dimension_count": config.head_dim, **facts}.items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{arch}.{key}", value)
+    make_fixtures.write_vocabulary(writer, "llama", words)
+    if "long_factor" in (parameters := config.rope_parameters):
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(parameters[f"{kind}_factor"], np.float32))
+    for full, value in model.state_dict().items():
+        values = value.numpy()
+        where, _, kind = full.rpartition(".")
+        if where == "lm_head":
+            continue  # the embedding
+        if where in ("model.embed_tokens", "model.norm"):
+            tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}[where]
+        else:
+            _, _, layer, part = where.split(".", 3)
+            tensor = f"blk.{layer}." + {**NAMES, **AFTER.get(arch, {})}[part]
+            if arch in ADJACENT and part in ("self_attn.q_proj", "self_attn.k_proj"):
+                values = make_fixtures.adjacent(values, HEADS if "q_proj" in part else HEADS_KV)
+        if arch.startswith("gemma") and tensor.endswith("norm"):
+            values = values + 1.0
+        writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if values.ndim == 2 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def logits(model, ids):
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    golden, tensors = {}, {}
+    words = make_fixtures.vocabulary("llama")
+    for number, (name, (arch, kind, options, facts)) in enumerate(MODELS.items()):
+        # Of the short one all tokens, and those that are generated, have room below LONG.
+        text = make_fixtures.TEXT[:LONG - 16] if name == "phi3-short" else make_fixtures.TEXT
+        ids = make_fixtures.encode({"tokenizer": "llama"}, words, text)
+        for attempt in range(100):
+            model = build(kind, options, len(words[0]), 1000 * number + attempt)
+            exact = logits(model, ids)
+            more, margin = list(ids), math.inf
+            for _ in range(GENERATED):
+                row = logits(model, more)[-1]
+                best, other = np.sort(row)[:-3:-1]
+                margin = min(margin, best - other)
+                more.append(int(row.argmax()))
+            if margin > 0.01 * np.abs(exact).max() and all(words[2][i] in (1, 6) for i in more[len(ids):]):
+                break
+        else:
+            raise SystemExit(f"{name}: no good weights")
+        rounding = float(np.abs(logits(model.float(), ids) - exact).max())
+        write(name, arch, model.double(), facts, words)
+        golden[name] = {"text": text, "ids": ids, "generated": more[len(ids):], "rounding": rounding, "unscaled": 0}
+        tensors[f"{name}.logits"] = exact[-LOGIT_ROWS:].astype(np.float32)
+        print(name, len(ids), f"rounding {rounding:.2g} of {np.abs(exact).max():.2g}, margin {margin:.3f}")
+    (OUT / "golden.json").write_text(json.dumps(golden) + "\n", encoding="utf-8")
+    (OUT / "golden.safetensors").write_bytes(make_fixtures.safetensors(tensors))
+
+
+if __name__ == "__main__":
+    main()
