@@ -4,17 +4,21 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "cli/commands/commands.hpp"
 #include "cli/support/cpu_features.hpp"
+#include "cli/support/failure.hpp"
 #include "cli/support/flag_set.hpp"
 #include "cli/support/json_text.hpp"
 #include "cli/support/machine.hpp"
+#include "cli/support/numbers.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "headwater/headwater.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
+#include "cli/support/model_facts.hpp"
 #include "runtime/model/panel_product.hpp"
 #endif
 
@@ -118,11 +122,30 @@ std::string info_text(const CpuFeatures& cpu) {
 
 ExitCode info_command(const std::vector<std::string>& arguments) {
   bool json = false;
-  FlagSet set("The machine, the engines, and what this build has.", "headwater info",
+  FlagSet set("The machine, the engines, and what this build has; or with -m what a model file is.",
+              "headwater info",
               "\nExample: names of the engines that run here\n"
               "  headwater info --json | jq -r '.engines[] | select(.available) | .name'");
+#ifdef HEADWATER_HAS_RUNTIME
+  std::string model;
+  std::optional<std::int64_t> context;
+  set.file("-m,--model", "-m (--model)", "MODEL",
+           "say what this GGUF file is, whether it can run, which layers are sparse, what memory it takes",
+           model);
+  set.integer("-c,--ctx-size", "-c (--ctx-size)", 1, kMaxCount,
+              "of -m: tokens of the conversation (the file's)", context);
+#endif
   set.json(json);
   if (!set.parse(arguments)) return ExitCode::done;
+#ifdef HEADWATER_HAS_RUNTIME
+  if (!model.empty()) {
+    const ModelFacts facts(model, context);
+    warn(facts.warnings());
+    print_out(json ? json_line(facts.json()) : facts.text());
+    return ExitCode::done;
+  }
+  if (context) throw Failure("-c (--ctx-size) is of a model; give -m FILE with it");
+#endif
   const CpuFeatures cpu = read_cpu_features();
   print_out(json ? json_line(info_json(cpu)) : info_text(cpu));
   return ExitCode::done;

@@ -35,7 +35,7 @@ bool asks_for_model(const std::vector<std::string>& arguments) {
 }
 
 void ModelFlags::declare(FlagSet& set, bool model_required) {
-  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file: qwen3, qwen2 or llama", model)
+  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file (headwater info -m says what it is)", model)
       ->required(model_required);
   declare_memory_sets(set, options);
   set.integer("-c,--ctx-size", "-c (--ctx-size)", 0, kMaxCount,

@@ -9,6 +9,16 @@
 
 namespace headwater::cli {
 
+/// What a model takes at least, in bytes: doubles, so that no product of hostile sizes can overflow.
+struct ModelMemory {
+  double weights = 0;
+  double cache = 0;      ///< rows and scores of `sessions` sessions
+  double workspace = 0;  ///< of a step of the longest batch
+  [[nodiscard]] double total() const { return weights + cache + workspace; }
+};
+[[nodiscard]] ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& config,
+                                       double weights, std::int64_t capacity, int sessions = 1);
+
 /// Failure, with the numbers, where `weights` bytes and `sessions` sessions of `capacity` tokens need more memory than
 /// the machine has: asked before anything is taken. What is counted is the least that a run takes.
 void check_model_memory(const std::string& name, const ModelFlags& flags, const runtime::ModelConfig& config,

@@ -21,6 +21,12 @@ std::uint64_t triangle(std::int64_t n) {
   return count * (count + 1) / 2;
 }
 
+/// Pairs of the first n tokens where each sees `window` tokens, itself among them; 0: all before it.
+std::uint64_t pairs_of(std::int64_t n, std::int64_t window) {
+  if (window == 0 || n <= window) return triangle(n);
+  return triangle(window) + static_cast<std::uint64_t>(n - window) * static_cast<std::uint64_t>(window);
+}
+
 std::string step_text(const Step& step) {
   if (step.kind == Step::Kind::decode) return fmt::format("d{}", step.n);
   return step.turn_length == 0 ? fmt::format("p{}", step.n) : fmt::format("p{}:{}", step.n, step.turn_length);
@@ -71,12 +77,20 @@ void Conversation::count_step() {
   for (const Chunk& chunk : session.plan()) {
     of_layer += pairs(chunk, chunk.mode == ChunkMode::sparse ? session.memory_count(chunk) : chunk.begin);
   }
-  const auto layers = static_cast<std::uint64_t>(transformer_.model().config().layers);
-  const auto dense = static_cast<std::uint64_t>(transformer_.options().dense_layers.size());
+  const std::vector<LayerSpec>& specs = transformer_.model().config().layer_specs;
+  const std::vector<std::int64_t>& dense_layers = transformer_.options().dense_layers;
   const std::int64_t begin = session.plan().front().begin;
-  record_.computed += (layers - dense) * of_layer + dense * pairs({begin, session.tokens()}, begin);
+  const std::int64_t end = session.tokens();
+  std::uint64_t dense = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const std::int64_t window = specs[i].window;
+    dense += pairs_of(end, window);
+    const bool exact = window > 0 || std::ranges::binary_search(dense_layers, static_cast<std::int64_t>(i));
+    record_.computed += exact ? pairs_of(end, window) - pairs_of(begin, window) : of_layer;
+  }
+  const auto layers = static_cast<std::uint64_t>(specs.size());
   record_.pairs.computed = (record_.computed + layers / 2) / layers;
-  record_.pairs.dense = triangle(session.tokens());
+  record_.pairs.dense = (dense + layers / 2) / layers;
 }
 
 void Conversation::note(const Step& step) {

@@ -11,7 +11,7 @@
 
 namespace headwater::runtime {
 
-/// Query-key pairs per query head and layer.
+/// Query-key pairs per query head and layer: the mean over layers. Those of a layer with a window are those inside it.
 struct Pairs {
   std::uint64_t computed = 0;  ///< on average over the layers, of which some may be dense (STATE-7)
   std::uint64_t dense = 0;     ///< what dense causal attention over the same tokens takes

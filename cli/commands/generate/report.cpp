@@ -146,6 +146,7 @@ std::string json_text(const GenerateReport& report) {
   json["prompt_ids"] = report.run.prompt_ids;
   json["model"] = report.model;
   json["architecture"] = report.architecture;
+  json["windowed_layers"] = report.windowed_layers;
   json["engine"] = report.engine;
   json["isa"] = report.isa;
   json["projections"] = report.projections;
@@ -171,8 +172,9 @@ std::string json_text(const GenerateReport& report) {
 
 std::string summary_text(const GenerateReport& report) {
   std::string text =
-      fmt::format("model    {} ({}), weights {}, projections {}, cache {} {}\n", one_line(report.model),
-                  report.architecture, bytes_text(report.weight_bytes), report.projections, report.cache_type,
+      fmt::format("model    {} ({}){}, weights {}, projections {}, cache {} {}\n", one_line(report.model),
+                  report.architecture, report.windows.empty() ? "" : ", " + report.windows,
+                  bytes_text(report.weight_bytes), report.projections, report.cache_type,
                   bytes_text(static_cast<std::uint64_t>(report.session_memory.kv)));
   text += fmt::format("engine   {} ({}), {} {}\n", report.engine, report.isa, report.run.effective.threads,
                       report.run.effective.threads == 1 ? "thread" : "threads");

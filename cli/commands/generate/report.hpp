@@ -50,6 +50,8 @@ struct SessionTotals {
 struct GenerateReport {
   std::string model;  ///< its name, or the file's
   std::string architecture;
+  std::int64_t windowed_layers = 0;
+  std::string windows;  ///< windows_text()
   std::string engine, isa;
   std::string projections;  ///< "BF16, AVX-512 BF16"
   std::string cache_type;

@@ -1,0 +1,111 @@
+#include "cli/support/model_facts.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cli/support/text.hpp"
+#include "runtime/model/architecture/architecture.hpp"
+
+namespace headwater::cli {
+namespace {
+
+ModelFlags flags_for(const std::string& path, std::optional<std::int64_t> context) {
+  ModelFlags flags;
+  flags.model = path;
+  flags.context = context;
+  flags.precision = runtime::automatic_precision();
+  flags.cache_type =
+      runtime::row_precision(flags.precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
+  return flags;
+}
+
+std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(std::min(bytes, 9e18)); }
+
+std::string models_of(const std::string& architecture) {
+  const auto all = runtime::architectures();
+  return std::string(std::ranges::find(all, architecture, &runtime::Architecture::name)->models);
+}
+
+}  // namespace
+
+std::string windows_text(const runtime::ModelConfig& config) {
+  std::set<std::int64_t> windows;
+  for (const runtime::LayerSpec& layer : config.layer_specs) {
+    if (layer.window > 0) windows.insert(layer.window);
+  }
+  if (windows.empty()) return {};
+  return fmt::format("{} of {} layers see a window of {}", config.windowed_layers(), config.layers,
+                     fmt::join(windows, " or "));
+}
+
+ModelFacts::ModelFacts(const std::string& path, std::optional<std::int64_t> context)
+    : model_(flags_for(path, context)) {
+  runtime::Model::check(model_.file());
+  memory_ = model_memory(model_.flags(), model_.config(), static_cast<double>(model_.weight_bytes()),
+                         model_.context());
+  std::map<std::string, std::int64_t> counts;
+  for (const runtime::Tensor& tensor : model_.file().tensors()) {
+    ++counts[std::string(runtime::tensor_type_info(tensor.type).name)];
+  }
+  types_.assign(counts.begin(), counts.end());
+  std::ranges::stable_sort(types_, std::ranges::greater(), &std::pair<std::string, std::int64_t>::second);
+}
+
+nlohmann::ordered_json ModelFacts::json() const {
+  const runtime::ModelConfig& config = model_.config();
+  nlohmann::ordered_json json;
+  json["file"] = model_.file().path();
+  json["bytes"] = model_.file().file_bytes();
+  json["name"] = config.name;
+  json["architecture"] = config.architecture;
+  json["layers"] = config.layers;
+  auto& windows = json["windows"] = nlohmann::ordered_json::array();
+  for (const runtime::LayerSpec& layer : config.layer_specs) windows.push_back(layer.window);
+  json["width"] = config.width;
+  json["heads"] = config.heads;
+  json["kv_heads"] = config.heads_kv;
+  json["head_dim"] = config.d_head;
+  json["value_dim"] = config.d_value;
+  json["feed_forward"] = config.feed_forward;
+  json["vocabulary"] = config.vocabulary;
+  json["context"] = config.context;
+  auto& types = json["tensors"] = nlohmann::ordered_json::object();
+  for (const auto& [type, count] : types_) types[type] = count;
+  json["memory"] = {{"tokens", model_.context()},
+                    {"weights", whole(memory_.weights)},
+                    {"cache", whole(memory_.cache)},
+                    {"workspace", whole(memory_.workspace)}};
+  json["warnings"] = warnings();
+  return json;
+}
+
+std::string ModelFacts::text() const {
+  const runtime::ModelConfig& config = model_.config();
+  const auto bytes = [](double number) { return bytes_text(whole(number)); };
+  std::string text = fmt::format("model    {} ({}: {}), {}\n",
+                                 one_line(config.name.empty() ? "no name" : config.name), config.architecture,
+                                 models_of(config.architecture), bytes_text(model_.file().file_bytes()));
+  text += fmt::format(
+      "shape    {}, width {}, {} over {} heads of {}{}, feed-forward {}\n",
+      count_text(config.layers, "layer"), config.width, config.heads, config.heads_kv, config.d_head,
+      config.d_value == config.d_head ? "" : fmt::format(" and {}", config.d_value), config.feed_forward);
+  text += fmt::format("tokens   vocabulary {}, context {}\n", config.vocabulary, config.context);
+  const std::string windows = windows_text(config);
+  text += fmt::format("sparse   {}\n", windows.empty()
+                                           ? "all layers"
+                                           : fmt::format("{} layers; {} and stay exact",
+                                                         config.layers - config.windowed_layers(), windows));
+  std::vector<std::string> types;
+  for (const auto& [type, count] : types_) types.push_back(fmt::format("{} {}", count, type));
+  text += fmt::format("tensors  {}\n", fmt::join(types, ", "));
+  text += fmt::format("memory   at {} at least {}: weights {}, cache {}, workspace {}\n",
+                      count_text(model_.context(), "token"), bytes(memory_.total()), bytes(memory_.weights),
+                      bytes(memory_.cache), bytes(memory_.workspace));
+  return text;
+}
+
+}  // namespace headwater::cli
