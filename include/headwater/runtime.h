@@ -44,7 +44,7 @@ enum {
   HEADWATER_PROJECTIONS_INT8 = 3
 };
 
-/* Opens a GGUF file (architectures qwen3, qwen2, llama; of a split file its first part): metadata and tokenizer are read
+/* Opens a GGUF file (docs/models.md lists architectures; of a split file its first part): metadata and tokenizer are read
  * now, the weights by the first headwater_conversation_open(). *model is set to NULL on error. Errors: invalid_argument
  * (no such file; damaged; a model that is not supported; BF16 or INT8 where the processor has no such products), out_of_memory. */
 HEADWATER_API headwater_status headwater_model_open(const char* path, int32_t projections,

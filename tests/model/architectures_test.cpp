@@ -2,6 +2,7 @@
 // which is written in numpy from the papers; the other architectures against transformers (make_architectures.py). Both on
 // weights as they were before a converter put them into a file.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "cli/support/safetensors.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/model/architecture/architecture.hpp"
 #include "runtime/support/mapped_file.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
 #include "tests/model/support.hpp"
@@ -127,6 +129,18 @@ std::string test_name(const ::testing::TestParamInfo<const char*>& one) {
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
+// Names and models of docs/models.md, a row each.
+TEST(Architectures, AreThoseOfTheDocument) {
+  std::ifstream page(FIXTURES "/../../../docs/models.md");
+  std::vector<std::string> rows;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("| `")) rows.push_back(line.substr(0, line.find(" |", line.find(" | ") + 3)));
+  }
+  std::vector<std::string> wanted;
+  for (const auto& one : architectures()) wanted.push_back(fmt::format("| `{}` | {}", one.name, one.models));
+  EXPECT_EQ(rows, wanted);
+}
+
 INSTANTIATE_TEST_SUITE_P(Numpy, Architecture, ::testing::ValuesIn(kNames), test_name);
 INSTANTIATE_TEST_SUITE_P(Transformers, Architecture, ::testing::ValuesIn(kOfTransformers), test_name);
 

@@ -8,7 +8,7 @@ import struct
 import tempfile
 
 from gguf_files import ALIGNMENT, ARRAY, BOOL, F32, I32, TEXT, U32, U64, File, text
-from running import MODEL, TEXT as PROMPT, Refusals, run
+from running import MODEL, MODELS, TEXT as PROMPT, Refusals, run
 
 HUGE = 2**40
 
@@ -28,7 +28,8 @@ class BadModels(Refusals):
         path = self.put(file.build() if isinstance(file, File) else file, name)
         self.refuse_path(path, names)
 
-    def refuse_path(self, path, names):
+    def refuse_path(self, path, names, told=True):
+        """`told`: `headwater info` says it, too, which reads no weights."""
         before = sorted(os.listdir(self.folder))
         # Whatever the command, a model is opened the same way; one of them each time, in turn.
         commands = (["generate", "-p", "x", "-n", "1"], ["perplexity", "-f", PROMPT, "--window", "300"],
@@ -38,12 +39,30 @@ class BadModels(Refusals):
         command, *flags = commands[self.turn % len(commands)]
         for name in names if isinstance(names, list) else [names]:
             self.refused("-m", path, *flags, names=name, program=command)
+            if told:
+                self.refused("-m", path, names=name, program="info")
         self.assertEqual(sorted(os.listdir(self.folder)), before)
 
     def test_the_good_one_runs(self):
         result = run("generate", "-m", self.put(File().build()), "-p", "abc", "-n", "2", "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout)["generated_tokens"], 2)
+
+    def test_info_tells_what_a_file_is(self):
+        path = MODELS.parent / "tests/model/fixtures/architectures/gemma3.gguf"
+        facts = json.loads(run("info", "-m", path, "--json").stdout)
+        self.assertEqual((facts["architecture"], facts["layers"], facts["windows"]), ("gemma3", 7, [20] * 5 + [0, 20]))
+        self.assertEqual((facts["heads"], facts["kv_heads"], facts["head_dim"], facts["context"]), (4, 2, 16, 256))
+        self.assertEqual(facts["tensors"], {"F16": 50, "F32": 43})
+        # Rows of keys and values in 16 bits, and scores of BF16.
+        for tokens in (1, 1000):
+            cache = json.loads(run("info", "-m", path, "-c", str(tokens), "--json").stdout)["memory"]["cache"]
+            self.assertEqual(cache, tokens * 7 * (2 * 2 * 16 * 2 + 2 * 4))
+        said = run("info", "-m", path).stdout.decode()
+        self.assertIn("sparse   1 of 7 layers; 6 of 7 layers see a window of 20 and stay exact\n", said)
+        self.assertIn("sparse   all layers\n", run("info", "-m", MODEL).stdout.decode())
+        self.refused("-c", "5", names="-c (--ctx-size) is of a model", program="info")
+        self.refused("-m", MODEL, "-c", "0", names="-c (--ctx-size)", program="info")
 
     def test_what_nothing_needs_is_a_warning(self):
         for key, value in (("tokenizer.ggml.padding_token_id", (I32, -1)), ("tokenizer.ggml.padding_token_id", (U32, 300)),
@@ -86,7 +105,7 @@ class BadModels(Refusals):
                 ("llama.attention.layer_norm_rms_epsilon", (F32, float("nan")), "epsilon"),
                 ("llama.attention.layer_norm_rms_epsilon", (BOOL, 1), "epsilon"),
                 ("general.architecture", (U32, 3), "general.architecture"), ("general.architecture", (TEXT, "mamba"), "mamba"),
-                ("general.architecture", (TEXT, "gemma3"), ["general.architecture is 'gemma3'", "allowed: qwen3, qwen2, llama"]),
+                ("general.architecture", (TEXT, "gpt2"), ["general.architecture is 'gpt2'", "allowed: qwen3, qwen2, llama, gemma3"]),
                 ("llama.rope.freq_base", (F32, float("inf")), "freq_base"), ("llama.rope.dimension_count", (U32, 99), "dimension_count"),
                 ("llama.attention.sliding_window", (U32, 64), "sliding"), ("llama.expert_count", (U32, 8), "experts"),
                 ("tokenizer.ggml.model", (TEXT, "rwkv"), "tokenizer.ggml.model"),
@@ -195,7 +214,9 @@ class BadModels(Refusals):
         header, size = file.header()
         path = self.put(header)
         os.truncate(path, len(header) + size)  # terabytes with holes
-        self.refuse_path(path, ["the machine has", "TiB of weights"])
+        self.refuse_path(path, ["the machine has", "TiB of weights"], told=False)
+        facts = json.loads(run("info", "-m", path, "--json").stdout)
+        self.assertGreater(facts["memory"]["weights"], HUGE)
         self.refused("-m", MODEL, "-p", "x", "--interactive", "-c", "2147483647", names="of cache for 2147483647 tokens")
 
 
