@@ -55,7 +55,9 @@ class ModelReader {
   std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
   void read_layer(std::int64_t index);
   void read_qkv(const std::string& prefix, LayerWeights& layer);
+  std::unique_ptr<Projection> gate_up(const RowRange& gate, const RowRange& up);
   void read_gate_up(const std::string& prefix, LayerWeights& layer);
+  void read_experts(const std::string& prefix, LayerWeights& layer);
   void read_head();
   void check_embedding(int threads) const;
   void refuse_unknown_tensors() const;
@@ -129,19 +131,43 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   layer.qkv = project(std::move(rows));
 }
 
+/// The rows of gate and up in turns.
+std::unique_ptr<Projection> ModelReader::gate_up(const RowRange& gate, const RowRange& up) {
+  std::vector<RowRange> rows;
+  for (std::int64_t first = 0; first < gate.count; first += kGateRows) {
+    const std::int64_t count = std::min(kGateRows, gate.count - first);
+    rows.push_back({gate.tensor, gate.first + first, count});
+    rows.push_back({up.tensor, up.first + first, count});
+  }
+  return project(std::move(rows));
+}
+
 void ModelReader::read_gate_up(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
-  const std::array dims = {config.width, config.feed_forward * (config.fused_gate ? 2 : 1)};
+  const std::int64_t width = config.feed_forward;
+  const std::array dims = {config.width, width * (config.fused_gate ? 2 : 1)};
   const Tensor& up = use(prefix + "ffn_up.weight", dims);
   const Tensor& gate = config.fused_gate ? up : use(prefix + "ffn_gate.weight", dims);
-  const std::int64_t first_up = config.fused_gate ? config.feed_forward : 0;
-  std::vector<RowRange> rows;
-  for (std::int64_t first = 0; first < config.feed_forward; first += kGateRows) {
-    const std::int64_t count = std::min(kGateRows, config.feed_forward - first);
-    rows.push_back({&gate, first, count});
-    rows.push_back({&up, first_up + first, count});
+  layer.gate_up = gate_up({&gate, 0, width}, {&up, config.fused_gate ? width : 0, width});
+  layer.down = whole(prefix + "ffn_down.weight", width, config.width);
+}
+
+void ModelReader::read_experts(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::int64_t width = config.feed_forward;
+  const std::array router = {config.width, config.experts};
+  layer.router = std::make_unique<Projection>(
+      model_.products_, Precision::f32,
+      std::vector{RowRange{&use(prefix + "ffn_gate_inp.weight", router), 0, config.experts}});
+  const std::array in = {config.width, width, config.experts};
+  const std::array out = {width, config.width, config.experts};
+  const Tensor& gate = use(prefix + "ffn_gate_exps.weight", in);
+  const Tensor& up = use(prefix + "ffn_up_exps.weight", in);
+  const Tensor& down = use(prefix + "ffn_down_exps.weight", out);
+  for (std::int64_t e = 0; e < config.experts; ++e) {
+    layer.experts.push_back({gate_up({&gate, e * width, width}, {&up, e * width, width}),
+                             project({{&down, e * config.width, config.width}})});
   }
-  layer.gate_up = project(std::move(rows));
 }
 
 void ModelReader::read_layer(std::int64_t index) {
@@ -164,8 +190,11 @@ void ModelReader::read_layer(std::int64_t index) {
   read_qkv(prefix, layer);
   layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
   layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
-  read_gate_up(prefix, layer);
-  layer.down = whole(prefix + "ffn_down.weight", config.feed_forward, config.width);
+  if (config.experts > 0) {
+    read_experts(prefix, layer);
+  } else {
+    read_gate_up(prefix, layer);
+  }
   // Tensors of other parts are checked, too: a file is refused by all parts or by none.
   if (model_.part_.has_layer(index)) model_.layers_.push_back(std::move(layer));
 }
@@ -211,10 +240,7 @@ void ModelReader::refuse_unknown_tensors() const {
 
 std::vector<Projection*> ModelReader::projections() const {
   std::vector<Projection*> all;
-  for (const LayerWeights& layer : model_.layers_) {
-    all.insert(all.end(), {layer.qkv.get(), layer.output.get(), layer.gate_up.get(), layer.down.get()});
-  }
-  if (model_.head_) all.push_back(model_.head_.get());
+  model_.for_projections([&](Projection& one) { all.push_back(&one); });
   return all;
 }
 
@@ -273,13 +299,14 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision, con
   const bool own_head = file.find_tensor(kOwnHead) != nullptr;
   const auto element = static_cast<std::uint64_t>(precision_bytes(row_precision(precision)));
   const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
-    if (tensor.dims.size() != 2) return 0;
+    if (tensor.dims.size() < 2) return 0;
     if (is_quantised(tensor.type)) {
       if (!packs_in_groups(tensor.type, tensor.dims[0])) return 0;
       const auto groups = static_cast<std::uint64_t>((tensor.dims[1] + kRowsOfGroup - 1) / kRowsOfGroup);
-      return groups * group_bytes(tensor.type, tensor.dims[0]);
+      const auto matrices = static_cast<std::uint64_t>(tensor.rows() / tensor.dims[1]);
+      return matrices * groups * group_bytes(tensor.type, tensor.dims[0]);
     }
-    return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.dims[1]) * element;
+    return static_cast<std::uint64_t>(tensor.dims[0]) * static_cast<std::uint64_t>(tensor.rows()) * element;
   };
   for (const Tensor& tensor : file.tensors()) {
     // An embedding that is no head is not packed.
@@ -308,6 +335,13 @@ std::size_t Model::scratch_bytes() const {
 std::int64_t Model::bytes_per_token() const {
   std::int64_t bytes = 0;
   for_projections([&](const Projection& one) { bytes += one.stored_bytes(); });
+  // Of the experts, which are all of one size, a token reads some.
+  for (const LayerWeights& layer : layers_) {
+    if (layer.experts.empty()) continue;
+    const Expert& one = layer.experts.front();
+    bytes -=
+        (config_.experts - config_.experts_used) * (one.gate_up->stored_bytes() + one.down->stored_bytes());
+  }
   return bytes;
 }
 

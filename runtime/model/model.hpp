@@ -15,7 +15,13 @@
 
 namespace headwater::runtime {
 
-/// The weights of one layer; empty vectors where the model has none.
+/// One of the feed-forward parts of a layer of which each row takes some.
+struct Expert {
+  std::unique_ptr<Projection> gate_up;
+  std::unique_ptr<Projection> down;
+};
+
+/// The weights of one layer; empty where the model has none.
 struct LayerWeights {
   std::vector<float> attention_norm;        ///< [width]
   std::vector<float> query_norm;            ///< [d_head], or [heads * d_head] (HeadNorms)
@@ -29,6 +35,8 @@ struct LayerWeights {
   std::unique_ptr<Projection> output;       ///< heads * d_value -> width
   std::unique_ptr<Projection> gate_up;      ///< width -> kGateRows rows of gate, as many of up, and so on
   std::unique_ptr<Projection> down;         ///< feed_forward -> width
+  std::unique_ptr<Projection> router;       ///< width -> experts, in F32
+  std::vector<Expert> experts;              ///< in place of gate_up and down
 };
 
 /// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.
@@ -86,8 +94,10 @@ class Model {
   template <typename Action>
   void for_projections(const Action& action) const {
     for (const LayerWeights& layer : layers_) {
-      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-        action(**projection);
+      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router}) {
+        if (*projection) action(**projection);
+      }
+      for (const Expert& expert : layer.experts) action(*expert.gate_up), action(*expert.down);
     }
     if (head_) action(*head_);
   }

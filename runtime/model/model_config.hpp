@@ -35,7 +35,9 @@ struct ModelConfig {
   std::int64_t heads_kv = 0;      ///< Hkv
   std::int64_t d_head = 0;        ///< d, of a query or key row
   std::int64_t d_value = 0;       ///< dv
-  std::int64_t feed_forward = 0;  ///< width between the two halves of the MLP
+  std::int64_t feed_forward = 0;  ///< width between the two halves of the MLP, or of an expert
+  std::int64_t experts = 0;  ///< feed-forward parts of a layer of which each row takes some; 0: one for all
+  std::int64_t experts_used = 0;  ///< by a row
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< tokens that the model was made for
   float norm_epsilon = 0;    ///< of RMSNorm

@@ -53,8 +53,9 @@ struct RowBlock {
 };
 
 /// Cuts n rows into blocks that start anew at each multiple of `segment` (the chunk length): calls that cut a prompt
-/// at chunk boundaries multiply the same blocks. Appends to `blocks`.
-void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks);
+/// at chunk boundaries multiply the same blocks. Appends to `blocks`; the first row is row `first`.
+void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks,
+                     std::int64_t first = 0);
 /// Most blocks that cut_into_blocks(n', segment) makes for n' <= n.
 [[nodiscard]] std::size_t most_blocks(std::int64_t n, std::int64_t segment);
 /// Rows that a buffer needs after its n rows, because blocks reach past them.

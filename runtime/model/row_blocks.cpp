@@ -22,9 +22,10 @@ void cut_segment(std::int64_t first, std::int64_t rows, std::vector<RowBlock>& b
 
 }  // namespace
 
-void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks) {
+void cut_into_blocks(std::int64_t n, std::int64_t segment, std::vector<RowBlock>& blocks,
+                     std::int64_t first) {
   for (std::int64_t begin = 0; begin < n; begin += segment) {
-    cut_segment(begin, std::min(segment, n - begin), blocks);
+    cut_segment(first + begin, std::min(segment, n - begin), blocks);
   }
 }
 

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "runtime/model/kernels/kernels.hpp"
 #include "runtime/model/model.hpp"
 #include "runtime/model/projection.hpp"
+#include "runtime/model/routing.hpp"
 
 namespace headwater::runtime {
 
@@ -52,6 +54,28 @@ class AddSink final : public TileSink {
   float* out_;
   std::int64_t width_;
   const float* bias_;
+  float scale_;
+};
+
+/// out[visits[row].row][column] += scale * visits[row].weight * value: an expert's rows, into the residual stream.
+class VisitSink final : public TileSink {
+ public:
+  VisitSink(float* out, std::int64_t width, std::span<const Routing::Visit> visits, float scale)
+      : out_(out), width_(width), visits_(visits), scale_(scale) {}
+  void take(const Tile& tile) const override {
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const Routing::Visit& visit = visits_[static_cast<std::size_t>(tile.row + r)];
+      const float weight = scale_ * visit.weight;
+      const float* const from = tile.values + r * tile.stride;
+      float* const to = out_ + visit.row * width_ + tile.column;
+      for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += weight * from[c];
+    }
+  }
+
+ private:
+  float* out_;
+  std::int64_t width_;
+  std::span<const Routing::Visit> visits_;
   float scale_;
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -56,8 +57,6 @@ class Transformer::Stopwatch {
     phase += std::chrono::duration<double>(now - last_).count();
     last_ = now;
   }
-  /// The time since its last lap is counted elsewhere.
-  void skip() { last_ = Clock::now(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -104,7 +103,13 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
-  if (config.norms_after) branch_ = AlignedBuffer(bytes(most, config.width));
+  if (config.norms_after || config.experts > 0) branch_ = AlignedBuffer(bytes(rows, config.width));
+  if (config.experts > 0) {
+    routed_ = AlignedBuffer(bytes(most, config.experts));
+    gathered_ = AlignedBuffer(bytes(rows, config.width, element));
+    routing_.reserve(most, config.experts, config.experts_used);
+    expert_blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
+  }
   rotation_ = AlignedBuffer(bytes(most, rotation_width()));
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
@@ -136,8 +141,8 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
 
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
-  for (const AlignedBuffer* buffer :
-       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_, &rotation_}) {
+  for (const AlignedBuffer* buffer : {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_,
+                                      &routed_, &gathered_, &rotation_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -346,7 +351,7 @@ void Transformer::run_layers(std::span<const std::int32_t> ids, std::span<const 
 void Transformer::initialise_rows(std::int64_t rows) {
   if (rows <= initialised_rows_) return;
   const std::int64_t longest = workspace_rows();
-  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_}) {
+  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_, &branch_, &gathered_}) {
     const std::size_t row = buffer->size() / static_cast<std::size_t>(longest);
     std::fill_n(buffer->data() + static_cast<std::size_t>(initialised_rows_) * row,
                 static_cast<std::size_t>(rows - initialised_rows_) * row, std::byte{0});
@@ -522,6 +527,70 @@ double Transformer::selection_seconds() const {
   return seconds;
 }
 
+void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  Stopwatch watch;
+  norm(residual_.floats(), layer.mlp_norm, n);
+  watch.lap(times_.other);
+  project(*layer.gate_up, normed_.data(), n,
+          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
+  watch.lap(times_.projections);
+  add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
+}
+
+/// The router reads rows of F32 whatever the precision is: roundings of them would send rows to other experts.
+void Transformer::run_experts(const LayerWeights& layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  Stopwatch watch;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    float* const normed = branch_.floats() + row * config.width;
+    loops.rms_norm(residual_.floats() + row * config.width, layer.mlp_norm.data(), config.width,
+                   config.norm_epsilon, normed);
+    if (!rounded()) return;
+    loops.to_bf16(normed, config.width,
+                  reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
+  });
+  watch.lap(times_.other);
+  project(*layer.router, branch_.data(), n, StoreSink(routed_.floats(), config.experts, {}));
+  routing_.choose(routed_.floats(), n);
+  for (std::int64_t e = 0; e < config.experts; ++e) {
+    const auto visits = routing_.of(e);
+    if (visits.empty()) continue;
+    run_expert(layer.experts[static_cast<std::size_t>(e)], visits,
+               rounded() ? normed_.data() : branch_.data());
+  }
+  watch.lap(times_.projections);
+}
+
+/// Of its rows, those of a chunk are multiplied in blocks of their own: the bits do not depend on how a prompt is cut.
+void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visit> visits,
+                             const std::byte* rows) {
+  const ModelConfig& config = model_->config();
+  const std::size_t row_bytes = bytes(1, config.width, rounded() ? sizeof(std::uint16_t) : sizeof(float));
+  const auto n = static_cast<std::int64_t>(visits.size());
+  for_each_row(threads_, n, [&](std::int64_t i) {
+    const auto from = static_cast<std::size_t>(visits[static_cast<std::size_t>(i)].row);
+    std::memcpy(gathered_.data() + static_cast<std::size_t>(i) * row_bytes, rows + from * row_bytes,
+                row_bytes);
+  });
+  const std::int64_t chunk = session().options().chunk;
+  expert_blocks_.clear();
+  for (std::int64_t first = 0; first < n && !few_;) {
+    const std::int64_t of_chunk = visits[static_cast<std::size_t>(first)].row / chunk;
+    std::int64_t end = first;
+    while (end < n && visits[static_cast<std::size_t>(end)].row / chunk == of_chunk) ++end;
+    cut_into_blocks(end - first, end - first, expert_blocks_, first);
+    first = end;
+  }
+  std::swap(blocks_, expert_blocks_);
+  project(*expert.gate_up, gathered_.data(), n,
+          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
+  project(*expert.down, hidden_.data(), n,
+          VisitSink(residual_.floats(), config.width, visits, config.residual_scale));
+  std::swap(blocks_, expert_blocks_);
+}
+
 void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const ModelConfig& config = model_->config();
   std::int64_t read = index;
@@ -545,13 +614,7 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   times_.selection_apart = session().stage_seconds().selection >= 0;
   add_projected(*layer.output, attended_.data(), n, layer.output_bias, layer.attention_after_norm);
   show(LayerView::Stage::middle, index, n);
-  watch.skip();
-  norm(residual_.floats(), layer.mlp_norm, n);
-  watch.lap(times_.other);
-  project(*layer.gate_up, normed_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
-  watch.lap(times_.projections);
-  add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
+  layer.experts.empty() ? run_feed_forward(layer, n) : run_experts(layer, n);
   show(LayerView::Stage::output, index, n);
 }
 

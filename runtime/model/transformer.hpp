@@ -14,6 +14,7 @@
 #include "runtime/model/aligned_buffer.hpp"
 #include "runtime/model/model.hpp"
 #include "runtime/model/relay.hpp"
+#include "runtime/model/routing.hpp"
 
 namespace headwater::runtime {
 
@@ -146,6 +147,9 @@ class Transformer {
   void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
   void add_projected(const Projection& projection, void* x, std::int64_t n, const std::vector<float>& bias,
                      const std::vector<float>& after_norm);
+  void run_feed_forward(const LayerWeights& layer, std::int64_t n);
+  void run_experts(const LayerWeights& layer, std::int64_t n);
+  void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows);
   void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
@@ -179,13 +183,18 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;                // [n][width] F32
-  AlignedBuffer normed_;                  // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;                     // [n][qkv_width] F32
-  AlignedBuffer narrow_;                  // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;                // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;                  // [n + padding][feed_forward], the same
-  AlignedBuffer branch_;                  // [n][width] F32, where the model norms what a layer adds
+  AlignedBuffer residual_;  // [n][width] F32
+  AlignedBuffer normed_;    // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;       // [n][qkv_width] F32
+  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
+  AlignedBuffer
+      branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
+  AlignedBuffer routed_;    // [n][experts] F32: the router's logits
+  AlignedBuffer gathered_;  // [n + padding][width], rows of one expert, as normed_
+  Routing routing_;
+  std::vector<RowBlock> expert_blocks_;   // of one expert
   AlignedBuffer rotation_;                // [n][rotations][cosines, sines] F32
   std::vector<float> answer_;             // logits for the first part, or from the last one
   std::deque<std::vector<float>> asked_;  // logits that are known here and not taken

@@ -26,11 +26,12 @@ namespace {
 constexpr const char* kNames[] = {"llama-linear",   "llama3",           "mistral-yarn",   "qwen2-yarn",
                                   "qwen2-linear",   "qwen3-plain",      "untyped-factor", "old-factor",
                                   "yarn-magnitude", "none-with-factors"};
-constexpr const char* kOfTransformers[] = {"architectures/gemma3",    "architectures/gemma3-linear",
-                                           "architectures/gemma2",    "architectures/smollm3",
-                                           "architectures/granite",   "architectures/glm4",
-                                           "architectures/olmo2",     "architectures/phi3-window",
-                                           "architectures/phi3-long", "architectures/phi3-short"};
+constexpr const char* kOfTransformers[] = {
+    "architectures/gemma3",     "architectures/gemma3-linear", "architectures/gemma2",
+    "architectures/smollm3",    "architectures/granite",       "architectures/glm4",
+    "architectures/olmo2",      "architectures/phi3-window",   "architectures/phi3-long",
+    "architectures/phi3-short", "architectures/qwen3moe",      "architectures/mixtral",
+    "architectures/granitemoe"};
 
 /// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;

@@ -129,7 +129,7 @@ TEST(ModelConfig, RefusesByName) {
   };
   const auto metadata = [](auto add) { return [add](TinyFile& tiny) { tiny.more_metadata = add; }; };
   const std::vector<Case> cases = {
-      {"general.architecture is 'gpt2'; allowed: qwen3, qwen2, llama, gemma3",
+      {"general.architecture is 'gpt2'; allowed: qwen3, qwen3moe, qwen2, llama, gemma3",
        [](TinyFile& t) { t.architecture = "gpt2"; }},
       {"blk.0.post_attention_norm.weight", [](TinyFile& t) { t.architecture = "gemma3"; }},
       {"blk.0.attn_qkv.weight", [](TinyFile& t) { t.architecture = "phi3"; }},
@@ -137,8 +137,12 @@ TEST(ModelConfig, RefusesByName) {
       {"llama.attention.layer_norm_rms_epsilon", [](TinyFile& t) { t.epsilon = false; }},
       {"llama.attention.sliding_window",
        metadata([](Builder& b) { b.add<std::uint32_t>("llama.attention.sliding_window", kU32, 128); })},
-      {"mixture of experts",
+      {"llama.expert_used_count",
        metadata([](Builder& b) { b.add<std::uint32_t>("llama.expert_count", kU32, 8); })},
+      {"blk.0.ffn_gate_inp.weight", metadata([](Builder& b) {
+         b.add<std::uint32_t>("llama.expert_count", kU32, 8);
+         b.add<std::uint32_t>("llama.expert_used_count", kU32, 2);
+       })},
       {"soft caps", metadata([](Builder& b) { b.add<float>("llama.final_logit_softcapping", kF32, 30.0F); })},
       {"llama.logit_scale", metadata([](Builder& b) { b.add<float>("llama.logit_scale", kF32, 0.5F); })},
       {"llama.rope.scaling.type is 'longrope'",
@@ -250,9 +254,16 @@ TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
                                                              {"attention.clamp_kqv", 0},
                                                              {"attention.max_alibi_bias", 0},
                                                              {"use_parallel_residual", 0},
-                                                             {"pooling_type", 0}};
+                                                             {"pooling_type", 0},
+                                                             {"expert_shared_count", 0},
+                                                             {"expert_shared_feed_forward_length", 0},
+                                                             {"expert_weights_scale", 1},
+                                                             {"expert_gating_func", 1},
+                                                             {"expert_group_count", 0},
+                                                             {"leading_dense_block_count", 0}};
   for (const std::string architecture : {"llama", "qwen2", "qwen3"}) {
     for (const auto& [feature, neutral] : features) {
+      if (architecture == "llama" && feature == "expert_count") continue;  // it has them
       const std::string key = architecture + "." + feature;
       const auto refused = [&](auto add) {
         TinyFile tiny;
@@ -360,6 +371,21 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
        [](Builder& b) { b.add("granite.expert_count", kU32, 8U); }},
       {"granite", "granite.attention.sliding_window is 8 of a context of 512",
        [](Builder& b) { b.add("granite.attention.sliding_window", kU32, 8U); }},
+      {"qwen3moe", "qwen3moe.expert_used_count' is 3; allowed: 1 .. 2",
+       [](Builder& b) {
+         b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 3U);
+       }},
+      {"qwen3moe", "qwen3moe.expert_used_count' is 0",
+       [](Builder& b) {
+         b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 0U);
+       }},
+      {"qwen3moe", "qwen3moe.expert_count' is 65537",
+       [](Builder& b) { b.add("qwen3moe.expert_count", kU32, 65537U); }},
+      {"qwen3moe", "qwen3moe.expert_feed_forward_length' is 0",
+       [](Builder& b) {
+         b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 1U);
+         b.add("qwen3moe.expert_feed_forward_length", kU32, 0U);
+       }},
       {"llama", "llama.rope.freq_base_swa asks for", number("llama.rope.freq_base_swa", 10000)},
   };
   for (const Case& one : cases) {

@@ -83,6 +83,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   }
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
+  if (sizes.architecture == "qwen3moe") describe_qwen3moe();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
   head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
@@ -112,9 +113,13 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
     layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
     layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
-    layer.gate = matrix(at + "ffn_gate.weight", sizes.width, sizes.feed_forward);
-    layer.up = matrix(at + "ffn_up.weight", sizes.width, sizes.feed_forward);
-    layer.down = matrix(at + "ffn_down.weight", sizes.feed_forward, sizes.width);
+    const bool experts = sizes.architecture == "qwen3moe";
+    const std::string tail = experts ? "_exps.weight" : ".weight";
+    const std::int64_t count = experts ? sizes.experts : 1;
+    if (experts) layer.router = matrix(at + "ffn_gate_inp.weight", sizes.width, count);
+    layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, sizes.feed_forward, count);
+    layer.up = matrix(at + "ffn_up" + tail, sizes.width, sizes.feed_forward, count);
+    layer.down = matrix(at + "ffn_down" + tail, sizes.feed_forward, sizes.width, count);
     layers_.push_back(std::move(layer));
   }
   builder_.data_bytes = data_.size();
@@ -134,7 +139,7 @@ void MadeModel::add_norms(const std::string& at, TransformerLayer& layer) {
     layer.attention_after_norm = norm(at + "post_attention_norm.weight", sizes_.width);
     layer.mlp_after_norm = norm(at + "post_ffw_norm.weight", sizes_.width);
   }
-  if (olmo || gemma || sizes_.architecture == "qwen3") {
+  if (olmo || gemma || sizes_.architecture.starts_with("qwen3")) {
     layer.query_norm = norm(at + "attn_q_norm.weight", sizes_.d_head * (olmo ? sizes_.heads : 1));
     layer.key_norm = norm(at + "attn_k_norm.weight", sizes_.d_head * (olmo ? sizes_.heads_kv : 1));
   }
@@ -145,6 +150,12 @@ void MadeModel::describe_gemma3() {
   builder_.add("gemma3.attention.sliding_window_pattern", kU32, 2U);
   builder_.add("gemma3.rope.freq_base_swa", kF32, 5000.0F);
   shape_.gelu = true;
+}
+
+void MadeModel::describe_qwen3moe() {
+  builder_.add("qwen3moe.expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
+  builder_.add("qwen3moe.expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
+  shape_.experts_used = sizes_.experts_used;
 }
 
 void MadeModel::describe_granite() {
@@ -159,9 +170,10 @@ void MadeModel::describe_granite() {
 
 /// Uniform in middle +- spread; 0 rows: a vector, in F32.
 std::vector<double> MadeModel::add(const std::string& name, std::int64_t columns, std::int64_t rows,
-                                   float middle, float spread) {
+                                   float middle, float spread, std::int64_t count) {
   std::vector<std::uint64_t> dims = {static_cast<std::uint64_t>(columns)};
-  if (rows > 0) dims.push_back(static_cast<std::uint64_t>(rows));
+  if (rows > 0) dims.push_back(static_cast<std::uint64_t>(rows / count));
+  if (count > 1) dims.push_back(static_cast<std::uint64_t>(count));
   TensorType type = rows > 0 ? sizes_.types[matrices_++ % sizes_.types.size()] : TensorType::f32;
   if (columns % tensor_type_info(type).block_elements != 0) type = TensorType::f32;
   builder_.add_tensor(name, dims, tensor_type_info(type).ggml_id, data_.size());
@@ -178,9 +190,12 @@ std::vector<double> MadeModel::add(const std::string& name, std::int64_t columns
   return values;
 }
 
-/// Of a size that keeps the rows of a product as large as those of its operand.
-Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int64_t rows) {
-  return {rows, columns, add(name, columns, rows, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)))};
+/// Of a size that keeps the rows of a product as large as those of its operand. `count`: matrices of a tensor of three
+/// dimensions, one after the other; 1: it has two.
+Matrix MadeModel::matrix(const std::string& name, std::int64_t columns, std::int64_t rows,
+                         std::int64_t count) {
+  return {rows * count, columns,
+          add(name, columns, rows * count, 0.0F, std::sqrt(3.0F / static_cast<float>(columns)), count)};
 }
 
 std::shared_ptr<const Model> MadeModel::load(Precision precision, const ModelPart& part) const& {

@@ -35,6 +35,8 @@ LONG_ROPE = ({"num_hidden_layers": 2, "head_dim": SHORT, "original_max_position_
     short_factor=[1.0 + i / 50 for i in range(SHORT // 2)], long_factor=[1.0 + i for i in range(SHORT // 2)])},
     {"rope.scaling.original_context_length": LONG,
      "rope.scaling.attn_factor": math.sqrt(1 + math.log(CONTEXT / LONG) / math.log(LONG))})
+GRANITE = ({"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.4, "logits_scaling": 8.0},
+           {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.4, "logit_scale": 8.0})
 # name: (architecture, class, its configuration beside the sizes, what the file says beside them)
 WINDOWS = {"attention.sliding_window": WINDOW}
 MODELS = {
@@ -48,22 +50,27 @@ MODELS = {
                "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0},
                {**WINDOWS, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}),
     "smollm3": ("smollm3", "SmolLM3", {"num_hidden_layers": 5, "rope_parameters": rope(5000000.0)}, {"rope.freq_base": 5000000.0}),
-    "granite": ("granite", "Granite", {"num_hidden_layers": 2, "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
-                "attention_multiplier": 0.4, "logits_scaling": 8.0},
-                {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.4, "logit_scale": 8.0}),
+    "granite": ("granite", "Granite", {"num_hidden_layers": 2, **GRANITE[0]}, GRANITE[1]),
     "glm4": ("glm4", "Glm4", {"num_hidden_layers": 2, "attention_bias": True, "partial_rotary_factor": 0.5, "rope_parameters":
              rope(partial_rotary_factor=0.5)}, {"rope.dimension_count": D // 2}),
     "phi3-window": ("phi3", "Phi3", {"num_hidden_layers": 2, "head_dim": SHORT, "sliding_window": WINDOW}, WINDOWS),
     "phi3-long": ("phi3", "Phi3", *LONG_ROPE),
     "phi3-short": ("phi3", "Phi3", *LONG_ROPE),
+    "qwen3moe": ("qwen3moe", "Qwen3Moe", {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2,
+                 "moe_intermediate_size": 24, "norm_topk_prob": True},
+                 {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 24}),
+    "mixtral": ("llama", "Mixtral", {"num_hidden_layers": 2, "num_local_experts": 5, "num_experts_per_tok": 3, "rope_parameters": rope()},
+                {"expert_count": 5, "expert_used_count": 3}),
+    "granitemoe": ("granitemoe", "GraniteMoe", {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2, **GRANITE[0]},
+                   {"expert_count": 6, "expert_used_count": 2, **GRANITE[1]}),
     "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2}, {}),
 }
-ADJACENT = {"smollm3", "granite"}  # ggml's converter turns their rows
+ADJACENT = {"smollm3", "granite", "granitemoe", "llama"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+         "mlp.gate": "ffn_gate_inp", "block_sparse_moe.router": "ffn_gate_inp", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                     "post_feedforward_layernorm": "post_ffw_norm"},
          "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
@@ -76,13 +83,14 @@ def build(kind, options, vocabulary, seed):
     sizes = {"vocab_size": vocabulary, "hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_attention_heads": HEADS,
              "num_key_value_heads": HEADS_KV, "head_dim": D, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
              "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True}
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **options}, attn_implementation="eager")
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **options}, attn_implementation="eager",
+                                                       experts_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     offset = 0.0 if not kind.startswith("Gemma") else -1.0
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if value.ndim == 2:
-                gain = 1.0 if "embed" in name else 1.6 / math.sqrt(value.shape[1])
+            if value.ndim > 1:
+                gain = 1.0 if "embed" in name else 1.6 / math.sqrt(value.shape[-1])
                 value.copy_(torch.randn_like(value).mul_(gain).half().float())
             else:
                 middle = 0.0 if name.endswith("bias") else 1.0 + offset
@@ -116,6 +124,12 @@ def write(name, arch, model, facts, words):
         where, _, kind = full.rpartition(".")
         if where == "lm_head":
             continue  # the embedding
+        if where.endswith("experts"):
+            at = f"blk.{where.split('.')[2]}."
+            gate, up = np.split(values, 2, 1) if kind == "gate_up_proj" else (None, None)
+            for tensor, part in (("ffn_gate_exps", gate), ("ffn_up_exps", up)) if gate is not None else (("ffn_down_exps", values),):
+                writer.add_tensor(f"{at}{tensor}.weight", part.astype(np.float16))
+            continue
         if where in ("model.embed_tokens", "model.norm"):
             tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}[where]
         else:
@@ -125,7 +139,8 @@ def write(name, arch, model, facts, words):
                 values = make_fixtures.adjacent(values, HEADS if "q_proj" in part else HEADS_KV)
         if arch.startswith("gemma") and tensor.endswith("norm"):
             values = values + 1.0
-        writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if values.ndim == 2 else np.float32))
+        narrow = values.ndim == 2 and not tensor.endswith("ffn_gate_inp")
+        writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if narrow else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -68,6 +68,27 @@ TEST(Sinks, StoreAndAddWithABiasOfEachColumn) {
   }
 }
 
+// The visits of an expert go to rows of their own, with weights of their own.
+TEST(Sinks, VisitsAreAddedToTheirRows) {
+  std::vector<Routing::Visit> visits;
+  for (std::int32_t r = 0; r < kRows; ++r) visits.push_back({3 * r + 1, 0.125F * static_cast<float>(r + 1)});
+  for (const std::int64_t width : kWidths) {
+    SCOPED_TRACE(width);
+    const auto product = random_floats(kRows * width, 6);
+    const auto before = random_floats(3 * kRows * width, 7);
+    auto added = before;
+    give_tiles(product, width, VisitSink(added.data(), width, visits, 0.5F));
+    for (std::int64_t row = 0; row < 3 * kRows; ++row) {
+      for (std::int64_t c = 0; c < width; ++c) {
+        const auto at = static_cast<std::size_t>(row * width + c);
+        const auto from = static_cast<std::size_t>(row / 3 * width + c);
+        const float weight = row % 3 == 1 ? 0.5F * visits[static_cast<std::size_t>(row / 3)].weight : 0.0F;
+        ASSERT_EQ(added[at], before[at] + weight * product[from]) << row << ", " << c;
+      }
+    }
+  }
+}
+
 // The product holds kGateRows of gate, as many of up, and so on; at the end there are fewer of both.
 class Gates : public ::testing::TestWithParam<Gate> {};
 

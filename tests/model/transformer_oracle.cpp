@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 
 #include "reference/rope.hpp"
 
@@ -181,9 +182,10 @@ BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHead
 
 // SwiGLU (Shazeer, 2020): y = W_down (silu(W_gate x) * W_up x), silu(g) = g / (1 + e^-t), t = g; with GeGLU
 // t = 2 sqrt(2 / pi) (g + 0.044715 g^3).
-BoundedRow mlp(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
-  BoundedRow gate = product(layer.gate, {}, x);
-  const BoundedRow up = product(layer.up, {}, x);
+BoundedRow mlp(const TransformerShape& shape, const Matrix& gates, const Matrix& ups, const Matrix& downs,
+               std::span<const Bounded> x) {
+  BoundedRow gate = product(gates, {}, x);
+  const BoundedRow up = product(ups, {}, x);
   for (std::size_t i = 0; i < gate.size(); ++i) {
     const double g = gate[i].value;
     const double t = shape.gelu ? 2 * std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g) : g;
@@ -198,7 +200,58 @@ BoundedRow mlp(const TransformerShape& shape, const TransformerLayer& layer, std
     gate[i].error = silu_error * size_of(up[i]) + std::abs(silu) * up[i].error + kUnit * std::abs(value);
     gate[i].value = value;
   }
-  return product(layer.down, {}, gate);
+  return product(downs, {}, gate);
+}
+
+/// One of `count` matrices that stand one after the other.
+Matrix one_of(const Matrix& all, std::size_t index, std::size_t count) {
+  const std::size_t size = all.values.size() / count;
+  const auto from = all.values.begin() + static_cast<std::ptrdiff_t>(index * size);
+  return {all.rows / static_cast<std::int64_t>(count),
+          all.columns,
+          {from, from + static_cast<std::ptrdiff_t>(size)}};
+}
+
+/// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those. Which these are must not
+/// hang on a rounding.
+BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
+  const BoundedRow logits = product(layer.router, {}, x);
+  std::vector<std::size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return logits[a].value > logits[b].value; });
+  const auto used = static_cast<std::size_t>(shape.experts_used);
+  BoundedRow sum(static_cast<std::size_t>(layer.down.rows) / logits.size());
+  if (used < logits.size() && logits[order[used - 1]].value - logits[order[used - 1]].error <=
+                                  logits[order[used]].value + logits[order[used]].error) {
+    for (Bounded& one : sum) one.error = std::numeric_limits<double>::infinity();
+    return sum;
+  }
+  double total = 0;
+  double spread = 0;
+  double logit_error = 0;
+  for (std::size_t i = 0; i < used; ++i) {
+    total += std::exp(logits[order[i]].value - logits[order[0]].value);
+    spread = std::max(spread, logits[order[0]].value - logits[order[i]].value);
+    logit_error = std::max(logit_error, logits[order[i]].error);
+  }
+  // An exponential of 4 u whose argument is off by the logits' errors and 2 u of itself, twice; the sum and a quotient.
+  const double relative =
+      std::exp(2 * (2 * logit_error + (2 * spread + 4) * kUnit) + (static_cast<double>(used) + 3) * kUnit) -
+      1;
+  for (std::size_t i = 0; i < used; ++i) {
+    const std::size_t e = order[i];
+    const double weight = std::exp(logits[e].value - logits[order[0]].value) / total;
+    const BoundedRow own = mlp(shape, one_of(layer.gate, e, logits.size()),
+                               one_of(layer.up, e, logits.size()), one_of(layer.down, e, logits.size()), x);
+    for (std::size_t c = 0; c < sum.size(); ++c) {
+      sum[c].value += weight * own[c].value;
+      // A product with the weight, and a sum for each expert.
+      sum[c].error +=
+          weight * (own[c].error + (relative + (static_cast<double>(used) + 2) * kUnit) * size_of(own[c]));
+    }
+  }
+  return sum;
 }
 
 /// What a part of a layer adds, normed if it has a norm for that, and scaled.
@@ -245,7 +298,9 @@ BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer
   BoundedRow result = residual;
   const BoundedRow x =
       layer.mlp_norm.empty() ? residual : rms_norm(residual, layer.mlp_norm, shape.norm_epsilon);
-  add(shape, result, mlp(shape, layer, x), layer.mlp_after_norm);
+  add(shape, result,
+      layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, layer.gate, layer.up, layer.down, x),
+      layer.mlp_after_norm);
   return result;
 }
 

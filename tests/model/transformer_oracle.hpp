@@ -32,6 +32,8 @@ struct TransformerLayer {
   std::vector<double> attention_norm, query_norm, key_norm, mlp_norm;
   std::vector<double> attention_after_norm, mlp_after_norm;  ///< of what is added to the residual row
   Matrix query, key, value, output, gate, up, down;
+  Matrix
+      router;  ///< of experts, which stand one after the other in gate, up and down; no rows: there are none
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
   std::int64_t window = 0;                  ///< tokens that one sees, itself among them; 0: all
   std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
@@ -48,6 +50,7 @@ struct TransformerShape {
   double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
   double residual_scale = 1;
   bool gelu = false;  ///< GeGLU in place of SwiGLU
+  std::int64_t experts_used = 0;
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =
       0;  ///< of the type that keys and values are stored in: 2^-8 BF16, 2^-11 F16, 0 F32

@@ -7,12 +7,14 @@ namespace {
 
 constexpr std::array kArchitectures = {
     Architecture{"qwen3", "Qwen3, dense", describe_qwen3},
+    Architecture{"qwen3moe", "Qwen3 with experts", describe_qwen3moe},
     Architecture{"qwen2", "Qwen2, Qwen2.5", describe_qwen2},
-    Architecture{"llama", "Llama 2 and 3, Mistral, SmolLM2", describe_llama},
+    Architecture{"llama", "Llama 2 and 3, Mistral, Mixtral, SmolLM2", describe_llama},
     Architecture{"gemma3", "Gemma 3", describe_gemma3},
     Architecture{"gemma2", "Gemma 2", describe_gemma2},
     Architecture{"smollm3", "SmolLM3", describe_smollm3},
     Architecture{"granite", "Granite 3, dense", describe_granite},
+    Architecture{"granitemoe", "Granite 3 with experts", describe_granitemoe},
     Architecture{"glm4", "GLM-4 of 2025", describe_glm4},
     Architecture{"phi3", "Phi-3, Phi-4", describe_phi3},
     Architecture{"olmo2", "OLMo 2", describe_olmo2},

@@ -25,11 +25,13 @@ void describe_gemma2(const Keys& keys, ModelConfig& config);
 void describe_gemma3(const Keys& keys, ModelConfig& config);
 void describe_glm4(const Keys& keys, ModelConfig& config);
 void describe_granite(const Keys& keys, ModelConfig& config);
+void describe_granitemoe(const Keys& keys, ModelConfig& config);
 void describe_llama(const Keys& keys, ModelConfig& config);
 void describe_olmo2(const Keys& keys, ModelConfig& config);
 void describe_phi3(const Keys& keys, ModelConfig& config);
 void describe_qwen2(const Keys& keys, ModelConfig& config);
 void describe_qwen3(const Keys& keys, ModelConfig& config);
+void describe_qwen3moe(const Keys& keys, ModelConfig& config);
 void describe_smollm3(const Keys& keys, ModelConfig& config);
 
 }  // namespace headwater::runtime

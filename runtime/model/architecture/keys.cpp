@@ -27,6 +27,12 @@ struct Unsupported {
 };
 constexpr std::array kUnsupported = {
     Unsupported{"expert_count", 0, "mixture of experts"},
+    Unsupported{"expert_shared_count", 0, "shared experts"},
+    Unsupported{"expert_shared_feed_forward_length", 0, "shared experts"},
+    Unsupported{"expert_weights_scale", 1, "scaled weights of experts"},
+    Unsupported{"expert_gating_func", 1, "another function than softmax for weights of experts"},
+    Unsupported{"expert_group_count", 0, "groups of experts"},
+    Unsupported{"leading_dense_block_count", 0, "layers without experts"},
     Unsupported{"attention.sliding_window_pattern", 0, "sliding-window attention"},
     Unsupported{"rope.freq_base_swa", 0, "a rotation of its own beside windows"},
     Unsupported{"attn_logit_softcapping", 0, "soft caps"},
@@ -220,6 +226,13 @@ std::vector<float> Keys::rope_divisors(const char* name, std::int64_t pairs) con
     file_.refuse(fmt::format("tensor '{}' holds {}; allowed: numbers > 0", name, divisor));
   }
   return divisors;
+}
+
+void Keys::read_experts(ModelConfig& config) const {
+  config.experts = integer_or("expert_count", 0, kMaxExtent, 0);
+  if (config.experts == 0) return;
+  config.experts_used = file_.integer(key("expert_used_count"), 1, config.experts);
+  config.feed_forward = integer_or("expert_feed_forward_length", 1, kMaxWidth, config.feed_forward);
 }
 
 void Keys::read_long_rope(ModelConfig& config) const {

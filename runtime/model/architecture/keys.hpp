@@ -39,6 +39,9 @@ class Keys {
   /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as attention.sliding_window_pattern says:
   /// another period, or for each layer whether it has one.
   void read_windows(ModelConfig& config, std::int64_t period) const;
+  /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is there.
+  /// Nothing where the count is 0.
+  void read_experts(ModelConfig& config) const;
   /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
   /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
   void read_long_rope(ModelConfig& config) const;
