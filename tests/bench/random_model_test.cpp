@@ -112,7 +112,7 @@ TEST(ModelShapes, HaveSizesThatTheirNamesPromise) {
     EXPECT_EQ(find_shape(shape.name), &shape);
     EXPECT_EQ(shape.heads % shape.heads_kv, 0);
     const auto name = std::string(shape.name);
-    const std::size_t dash = name.find_last_of('b');
+    const std::size_t dash = name.find("-a") == std::string::npos ? name.find_last_of('b') : name.find("b-a");
     const std::size_t begin = name.rfind('-', dash) + 1;
     const double billions = std::stod(name.substr(begin, dash - begin));
     // Q8_0 has 34 bytes for 32 weights; names round, and some leave the embedding out.
@@ -126,19 +126,22 @@ TEST(ModelShapes, HaveSizesThatTheirNamesPromise) {
 // file that is made.
 TEST(ModelShapes, HaveAsManyWeightsAsTheModels) {
   const std::map<std::string_view, std::int64_t> published = {
-      {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},
-      {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200},   {"qwen2.5-1.5b", 1543714304},
-      {"qwen2.5-7b", 7615616512},   {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824},
-      {"llama-3.1-8b", 8030261248}, {"llama-2-7b", 6738415616},   {"mistral-7b-v0.3", 7248023552}};
+      {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},
+      {"qwen3-8b", 8190735360},       {"qwen3-14b", 14768307200},   {"qwen2.5-1.5b", 1543714304},
+      {"qwen3-30b-a3b", 30532122624}, {"qwen2.5-7b", 7615616512},   {"llama-3.2-1b", 1235814400},
+      {"llama-3.2-3b", 3212749824},   {"llama-3.1-8b", 8030261248}, {"llama-2-7b", 6738415616},
+      {"mistral-7b-v0.3", 7248023552}};
   ASSERT_EQ(model_shapes().size(), published.size());
   for (const ModelShape& shape : model_shapes()) {
     SCOPED_TRACE(shape.name);
     const std::int64_t queries = shape.heads * shape.d_head;
     const std::int64_t keys = shape.heads_kv * shape.d_head;
-    const std::int64_t norms = shape.architecture == "qwen3" ? 2 * shape.d_head : 0;
+    const std::int64_t norms = shape.architecture.starts_with("qwen3") ? 2 * shape.d_head : 0;
     const std::int64_t biases = shape.architecture == "qwen2" ? queries + 2 * keys : 0;
     const std::int64_t layer =
-        shape.width * (2 + 2 * queries + 2 * keys + 3 * shape.feed_forward) + norms + biases;
+        shape.width * (2 + 2 * queries + 2 * keys + shape.experts +
+                       3 * shape.feed_forward * std::max<std::int64_t>(1, shape.experts)) +
+        norms + biases;
     const std::int64_t all =
         (shape.tied ? 1 : 2) * shape.vocabulary * shape.width + shape.layers * layer + shape.width;
     EXPECT_EQ(all, published.at(shape.name));

@@ -29,8 +29,8 @@ fast a token could be generated at best: its weights and the stored keys and val
 
 --random makes the weights in memory, in a shape whose file need not be there, as --type (q8_0, q4_0, q4_1, q5_0, q5_1,
 q4_k, q5_k, q6_k, f16, bf16, f32):
-  qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen2.5-1.5b, qwen2.5-7b,
-  llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-2-7b, mistral-7b-v0.3
+  qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-30b-a3b, qwen2.5-1.5b,
+  qwen2.5-7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-2-7b, mistral-7b-v0.3
 What does not fit into the machine's memory is refused before it is taken.
 
 Example: what sparse prefill would gain on a model that is not here
@@ -71,15 +71,15 @@ void check_together(const ModelBenchFlags& flags, bool model, bool type) {
   const auto refuse = [](const char* what) {
     throw Failure(fmt::format("{}; see headwater bench --random --help", what));
   };
-  if (model && flags.shape != nullptr) refuse("-m and --random are both given; allowed is one of them");
-  if (!model && flags.shape == nullptr) refuse("the model is missing; use -m MODEL.gguf or --random SHAPE");
-  if (flags.shape != nullptr && cli::ranks() != nullptr) {
+  if (model && flags.shape) refuse("-m and --random are both given; allowed is one of them");
+  if (!model && !flags.shape) refuse("the model is missing; use -m MODEL.gguf or --random SHAPE");
+  if (flags.shape && cli::ranks() != nullptr) {
     refuse(
         "--random makes a whole model in each process, but several ranks were started; --save it, then use "
         "-m");
   }
   if (flags.slots > 1 && flags.decode == 0) refuse("--slots decodes, and --decode is 0");
-  if (model && (type || flags.save)) refuse("--type and --save belong to --random");
+  if (model && (type || flags.save)) refuse("--type, --cut and --save belong to --random");
 }
 
 }  // namespace
@@ -93,17 +93,22 @@ bool is_model_bench(const std::vector<std::string>& arguments) {
 
 std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>& arguments) {
   ModelBenchFlags flags;
+  std::optional<std::int64_t> layers;
   cli::FlagSet set("Time to the first token and tokens a second of a model, sparse against dense prefill.",
                    "headwater bench", kFooter);
   flags.model.declare(set, false);
   flags.model.ranks.declare(set);
   set.value(
       "--random", "SHAPE", "random weights in the shape of a known model", [&](const std::string& text) {
-        flags.shape = find_shape(text);
-        if (flags.shape != nullptr) return;
+        if (const ModelShape* const known = find_shape(text)) {
+          flags.shape = *known;
+          return;
+        }
         throw Failure(
             fmt::format("--random: {} is not known; use one of: {}", cli::in_quotes(text), shape_names()));
       });
+  const auto* cut =
+      set.integer("--cut", "--cut", 1, 65536, "only the first N layers of the random model (all)", layers);
   const auto* type = set.value("--type", "TYPE", "of the random weights, as stored (q8_0)",
                                [&](const std::string& text) { flags.type = parse_type(text); });
   set.value("-n,--tokens", "N[,N...]", "tokens of the prompts (512,2048,4096)",
@@ -122,8 +127,9 @@ std::optional<ModelBenchFlags> parse_model_flags(const std::vector<std::string>&
            flags.save);
   set.flag("--no-dense", flags.dense, "time sparse prefill alone", false);
   set.json(flags.json);
-  set.check([&] { check_together(flags, !flags.model.model.empty(), type->count() > 0); });
+  set.check([&] { check_together(flags, !flags.model.model.empty(), type->count() + cut->count() > 0); });
   if (!set.parse(arguments)) return std::nullopt;
+  if (flags.shape) flags.shape->layers = std::min(flags.shape->layers, layers.value_or(flags.shape->layers));
   return flags;
 }
 

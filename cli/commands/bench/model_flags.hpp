@@ -13,8 +13,8 @@ namespace headwater::bench {
 
 /// What `headwater bench -m` and `headwater bench --random` were asked for.
 struct ModelBenchFlags {
-  cli::ModelFlags model;              ///< model.model is empty with --random
-  const ModelShape* shape = nullptr;  ///< --random
+  cli::ModelFlags model;            ///< model.model is empty with --random
+  std::optional<ModelShape> shape;  ///< --random, with the layers of --cut
   runtime::TensorType type = runtime::TensorType::q8_0;
   std::vector<std::int64_t> tokens = {512, 2048, 4096};  ///< prompts
   std::int64_t decode = 16;                              ///< tokens generated after each

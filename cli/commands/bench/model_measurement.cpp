@@ -90,7 +90,7 @@ class Bench {
                     runtime::Model::file_bytes(*file_, part_));
   }
   [[nodiscard]] std::string name() const {
-    return flags_.shape != nullptr ? fmt::format("--random {}", flags_.shape->name) : flags_.model.model;
+    return flags_.shape ? fmt::format("--random {}", flags_.shape->name) : flags_.model.model;
   }
 
   const ModelBenchFlags& flags_;
@@ -153,7 +153,7 @@ void Bench::check_memory(double weights, const runtime::ModelConfig& config) con
 }
 
 void Bench::open_file() {
-  if (flags_.shape == nullptr) {
+  if (!flags_.shape) {
     file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags_.model.model));
     runtime::ModelConfig config = runtime::read_model_config(*file_);
     cli::check_dense_layers(flags_.model.options, config.layers);

@@ -186,15 +186,16 @@ RandomModel::RandomModel(const ModelShape& shape, TensorType type, std::uint64_t
   bytes_ = header_.size() + data_bytes_;
 }
 
-void RandomModel::add(std::string name, std::int64_t depth, std::int64_t rows, TensorType type) {
+void RandomModel::add(std::string name, std::int64_t depth, std::int64_t rows, TensorType type,
+                      std::int64_t count) {
   const runtime::TensorTypeInfo& info = runtime::tensor_type_info(type);
   if (depth % info.block_elements != 0) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("tensor '{}' has rows of {}; of type {} a row must be a multiple of {}", name,
                             depth, info.name, info.block_elements));
   }
-  const auto bytes = static_cast<std::uint64_t>(runtime::row_bytes(type, depth) * rows);
-  matrices_.push_back({std::move(name), depth, rows, type, data_bytes_});
+  const auto bytes = static_cast<std::uint64_t>(runtime::row_bytes(type, depth) * rows * count);
+  matrices_.push_back({std::move(name), depth, rows * count, count, type, data_bytes_});
   data_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -204,7 +205,7 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
   const std::int64_t queries = shape.heads * shape.d_head;
   add(named("attn_norm.weight"), shape.width, 1, TensorType::f32);
   add(named("ffn_norm.weight"), shape.width, 1, TensorType::f32);
-  if (shape.architecture == "qwen3") {
+  if (shape.architecture.starts_with("qwen3")) {
     add(named("attn_q_norm.weight"), shape.d_head, 1, TensorType::f32);
     add(named("attn_k_norm.weight"), shape.d_head, 1, TensorType::f32);
   }
@@ -217,6 +218,13 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
   add(named("attn_k.weight"), shape.width, keys, type);
   add(named("attn_v.weight"), shape.width, keys, type);
   add(named("attn_output.weight"), queries, shape.width, type);
+  if (shape.experts > 0) {
+    add(named("ffn_gate_inp.weight"), shape.width, shape.experts, TensorType::f32);
+    add(named("ffn_gate_exps.weight"), shape.width, shape.feed_forward, type, shape.experts);
+    add(named("ffn_up_exps.weight"), shape.width, shape.feed_forward, type, shape.experts);
+    add(named("ffn_down_exps.weight"), shape.feed_forward, shape.width, type, shape.experts);
+    return;
+  }
   add(named("ffn_gate.weight"), shape.width, shape.feed_forward, type);
   add(named("ffn_up.weight"), shape.width, shape.feed_forward, type);
   add(named("ffn_down.weight"), shape.feed_forward, shape.width, type);
@@ -224,14 +232,14 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
 
 void RandomModel::write_header(const ModelShape& shape) {
   constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
-  constexpr std::uint64_t kEntries = 15;
+  const std::uint64_t entries = shape.experts > 0 ? 17 : 15;
   constexpr float kEpsilon = 1e-6F;
   const auto key = [&](const char* name) { return fmt::format("{}.{}", shape.architecture, name); };
   HeaderWriter header;
   header.number<std::uint32_t>(kMagic);
   header.number<std::uint32_t>(3);
   header.number<std::uint64_t>(matrices_.size());
-  header.number<std::uint64_t>(kEntries);
+  header.number<std::uint64_t>(entries);
   header.entry("general.architecture", shape.architecture);
   header.entry("general.name", fmt::format("{} with random weights", shape.name));
   header.entry("general.alignment", static_cast<std::int64_t>(kAlignment));
@@ -247,12 +255,18 @@ void RandomModel::write_header(const ModelShape& shape) {
   header.entry(key("attention.value_length"), shape.d_head);
   header.entry(key("attention.layer_norm_rms_epsilon"), kEpsilon);
   header.entry(key("rope.freq_base"), static_cast<float>(shape.rope_base));
+  if (shape.experts > 0) {
+    header.entry(key("expert_count"), shape.experts);
+    header.entry(key("expert_used_count"), shape.experts_used);
+  }
   for (const Matrix& matrix : matrices_) {
     header.text(matrix.name);
     const bool vector = matrix.rows == 1;
-    header.number<std::uint32_t>(vector ? 1 : 2);
+    const bool several = matrix.count > 1;
+    header.number<std::uint32_t>(vector ? 1 : several ? 3 : 2);
     header.number<std::uint64_t>(static_cast<std::uint64_t>(matrix.depth));
-    if (!vector) header.number<std::uint64_t>(static_cast<std::uint64_t>(matrix.rows));
+    if (!vector) header.number<std::uint64_t>(static_cast<std::uint64_t>(matrix.rows / matrix.count));
+    if (several) header.number<std::uint64_t>(static_cast<std::uint64_t>(matrix.count));
     header.number<std::uint32_t>(runtime::tensor_type_info(matrix.type).ggml_id);
     header.number<std::uint64_t>(matrix.offset);
   }

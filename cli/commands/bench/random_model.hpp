@@ -31,11 +31,13 @@ class RandomModel {
   struct Matrix {
     std::string name;
     std::int64_t depth;  // elements of a row
-    std::int64_t rows;
+    std::int64_t rows;   // of all matrices
+    std::int64_t count;  // matrices, one after the other in a tensor of three dimensions
     runtime::TensorType type;
     std::uint64_t offset = 0;  // in the data part
   };
-  void add(std::string name, std::int64_t depth, std::int64_t rows, runtime::TensorType type);
+  void add(std::string name, std::int64_t depth, std::int64_t rows, runtime::TensorType type,
+           std::int64_t count = 1);
   void add_layer(const ModelShape& shape, std::int64_t index, runtime::TensorType type);
   void write_header(const ModelShape& shape);
 

@@ -21,7 +21,9 @@ struct ModelShape {
   std::int64_t vocabulary;
   std::int64_t context;
   double rope_base;
-  bool tied;  ///< the embedding is the output head
+  bool tied;                      ///< the embedding is the output head
+  std::int64_t experts = 0;       ///< each feed_forward wide
+  std::int64_t experts_used = 0;  ///< by a token
 };
 
 [[nodiscard]] std::span<const ModelShape> model_shapes();
