@@ -38,6 +38,22 @@ constexpr const char* kSingleDigits[] = {R"(\p{N})", GPT2};
 // Each cuts what the one before left: punctuation, words, numbers, groups of three digits.
 constexpr const char* kDefault[] = {R"([\p{P}$+<=>^~|]+)", GPT2, R"(\p{N}+)", "[0-9][0-9][0-9]"};
 
+// Words begin with letters that are no small ones or end with some that are no large ones; clitics belong to them, if any.
+#define CASED(clitics, numbers)                                                                          \
+  R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)" clitics              \
+  R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)" clitics "|" numbers \
+  "| ?" OTHER R"(+[\r\n/]*|)" SPACE R"(*[\r\n]+|)" TAIL
+constexpr const char* kGpt4o[] = {CASED("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", R"(\p{N}{1,3})")};
+constexpr const char* kTekken[] = {CASED("", R"(\p{N})")};
+// Marks belong to their letters.
+constexpr const char* kQwen35[] = {
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" SPACES
+    R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" SPACE R"(*[\r\n]+|)" TAIL};
+constexpr const char* kDeepseek3[] = {
+    R"(\p{N}{1,3})", R"([\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+)",
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|)" SPACE
+    R"(*[\r\n]+|)" TAIL};
+
 constexpr std::int64_t kQwenTokens = 151643;  // before its control tokens
 
 struct Kind {
@@ -55,7 +71,24 @@ constexpr Kind kKinds[] = {
     {"llama-bpe", kLlama3, true, true, false},
     {"llama3", kLlama3, true, true, false},
     {"llama-v3", kLlama3, true, true, false},
+    {"falcon3", kLlama3, true, true, false},
+    {"falcon-h1", kLlama3, true, true, false},
+    {"pixtral", kLlama3, true, true, false},
+    {"lfm2", kLlama3, true, true, false},
+    {"glm4", kLlama3, true, false, false},
+    {"chatglm-bpe", kLlama3, false, false, false},
+    {"dbrx", kLlama3, false, false, false},
+    {"smaug-bpe", kLlama3, false, false, false},
+    {"gpt-4o", kGpt4o, false, false, false},
+    {"llama4", kGpt4o, false, false, false},
+    {"tekken", kTekken, true, true, false},
+    {"qwen35", kQwen35, false, false, false},
+    {"deepseek-v3", kDeepseek3, false, false, false},
+    {"stablelm2", kQwen2, false, false, false},
     {"gpt-2", kGpt2, false, false, false},
+    {"phi-2", kGpt2, false, false, false},
+    {"exaone4", kGpt2, false, false, false},
+    {"olmo", kGpt2, false, false, false},
     {"default", kDefault, false, false, false},
     {"smollm", kSingleDigits, false, false, false},
     {"starcoder", kSingleDigits, false, false, false},

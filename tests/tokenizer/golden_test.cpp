@@ -61,7 +61,8 @@ TEST_P(GoldenPreTokenizer, WordsOfTokenizers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer,
-                         ::testing::Values("qwen2", "llama-bpe", "gpt-2", "smollm", "default"),
+                         ::testing::Values("qwen2", "llama-bpe", "gpt-2", "smollm", "gpt-4o", "tekken",
+                                           "qwen35", "deepseek-v3", "default"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::erase(name, '-');
@@ -80,7 +81,7 @@ TEST(Golden, NormalFormsOfTokenizers) {
   EXPECT_GT(changed, 200U);
 }
 
-// The five differ on the golden texts, so that no pre-tokeniser passes for another.
+// They differ on the golden texts, so that no pre-tokeniser passes for another.
 TEST(Golden, PreTokenizersDiffer) {
   const nlohmann::json golden = read_json(FIXTURES "/tiny.json");
   for (const auto& [a, first] : golden.items()) {

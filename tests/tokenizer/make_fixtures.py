@@ -26,11 +26,23 @@ OUT = pathlib.Path(__file__).parent / "fixtures"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 MODERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
+CLITICS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+         r"\s*[\r\n]+|\s+(?!\S)|\s+")
+WHOLE_WORDS_FIRST = {"llama-bpe", "tekken"}
 PATTERNS = {
     "qwen2": [MODERN % r"\p{N}"],
     "llama-bpe": [MODERN % r"\p{N}{1,3}"],
     "gpt-2": [GPT2],
     "smollm": None,  # as in tokenizer.json of SmolLM2: no pattern, but parts of the package
+    "gpt-4o": [CASED % (CLITICS, CLITICS, "{1,3}")],
+    "tekken": [CASED % ("", "", "")],
+    "qwen35": [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+               r"\s+(?!\S)|\s+"],
+    "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+                    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+                    r"\s*[\r\n]+|\s+(?!\S)|\s+"],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
 }
 
@@ -112,7 +124,7 @@ def byte_level(source):
 
     results = {}
     for name, patterns in PATTERNS.items():
-        document["model"]["ignore_merges"] = name == "llama-bpe"
+        document["model"]["ignore_merges"] = name in WHOLE_WORDS_FIRST
         tokenizer = Tokenizer.from_str(json.dumps(document))
         if patterns is None:
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

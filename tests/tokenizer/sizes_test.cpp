@@ -8,6 +8,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "runtime/tokenizer/pre_tokenizer.hpp"
 #include "tests/tokenizer/vocabularies.hpp"
 
 namespace headwater::runtime::testing {
@@ -250,6 +251,25 @@ TEST(TokenizerSizes, SpecialTokensOfThreeHundredLengths) {
     text += token + "y";
   }
   EXPECT_EQ(b.build()->encode(text, false, true), wanted);
+}
+
+// Patterns whose classes overlap go back over a run of letters: as often as it is long, and not the square of that.
+TEST(TokenizerSizes, RunsOfAMillionCharacters) {
+  for (const char* const name :
+       {"qwen2", "llama-bpe", "gpt-2", "gpt-4o", "tekken", "qwen35", "deepseek-v3"}) {
+    const auto pre_tokenizer = PreTokenizer::named(name);
+    for (const std::string unit :
+         {"A", "a", "Aa", "aA", "\u3042", "\u0301", "\u01c5", "1", "'", " ", "\n", "/", " \n"}) {
+      std::string text;
+      while (text.size() < 1'000'000) text += unit;
+      std::size_t length = 0;
+      for (const std::string_view word : pre_tokenizer->split(text)) {
+        ASSERT_EQ(word.data(), text.data() + length) << name << " " << unit;
+        length += word.size();
+      }
+      EXPECT_EQ(length, text.size()) << name << " " << unit;
+    }
+  }
 }
 
 }  // namespace
