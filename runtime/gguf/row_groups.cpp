@@ -25,6 +25,8 @@ auto with_layout(TensorType type, const Action& action) {
     case TensorType::q5_1: return action(Q5_1Group());
     case TensorType::q4_k: return action(Q4KGroup());
     case TensorType::q5_k: return action(Q5KGroup());
+    case TensorType::iq4_nl: return action(Iq4NlGroup());
+    case TensorType::mxfp4: return action(Mxfp4Group());
     default: assert(type == TensorType::q6_k); return action(Q6KGroup());
   }
 }
@@ -76,10 +78,27 @@ void place(Q6KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std:
   add_bits(unit + Q6KGroup::bits_at(pair, j), turned_right(bits, 4 * (pair % 2)));
 }
 
-/// The codes of one row in a unit, `blocks` as stored: signed ones plus kZero.
+/// What is placed of a block: its signed codes plus kZero, or the nibbles that stand for values of a table.
+template <class Group>
+struct Placed {
+  using Block = typename Group::Block;
+  static constexpr int kZero = Group::kZero;
+};
+template <>
+struct Placed<Iq4NlGroup> {
+  using Block = Nibbles<2>;
+  static constexpr int kZero = 0;
+};
+template <>
+struct Placed<Mxfp4Group> {
+  using Block = Nibbles<1>;
+  static constexpr int kZero = 0;
+};
+
+/// The codes of one row in a unit, `blocks` as stored.
 template <class Group>
 void place_codes(const std::byte* blocks, std::byte* unit, int row) {
-  using Block = typename Group::Block;
+  using Block = typename Placed<Group>::Block;
   std::int8_t room[Block::kElements];
   float scales[16];
   float minima[16];
@@ -91,7 +110,8 @@ void place_codes(const std::byte* blocks, std::byte* unit, int row) {
       const std::int8_t* const stored =
           Block::unpack(blocks + block * Block::kBytes, room, scales, minima) + inside;
       const int count = std::min(kPairCodes, Block::kElements);
-      for (int k = 0; k < count; ++k) codes[i + k] = static_cast<std::uint8_t>(stored[k] + Group::kZero);
+      for (int k = 0; k < count; ++k)
+        codes[i + k] = static_cast<std::uint8_t>(stored[k] + Placed<Group>::kZero);
     }
     for (int j = 0; j < kRunLines; ++j) {
       std::uint32_t first;
@@ -115,6 +135,13 @@ void place_scales(Group, const std::byte* blocks, std::byte* unit, std::byte*, i
       const auto taken_off = static_cast<std::uint16_t>(load_u16(blocks + 2) ^ kSign);
       std::memcpy(unit + Group::kMinima + 2 * (kGroupRows * run + row), &taken_off, sizeof taken_off);
     }
+  }
+}
+
+void place_scales(Mxfp4Group, const std::byte* blocks, std::byte* unit, std::byte*, int row) {
+  for (int run = 0; run < 2; ++run, blocks += MXFP4::kBytes) {
+    const std::uint16_t scale = MXFP4::scale_bits(blocks);
+    std::memcpy(unit + Mxfp4Group::kScales + 2 * (kGroupRows * run + row), &scale, sizeof scale);
   }
 }
 
@@ -175,6 +202,7 @@ void pack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* 
 bool finite_half(const std::byte* p) { return (load_u16(p) & 0x7C00) != 0x7C00; }
 
 bool finite_scales(Q6KGroup, const std::byte* block) { return finite_half(block + 208); }
+bool finite_scales(Mxfp4Group, const std::byte* block) { return byte_at(block, 0) <= MXFP4::kLargest; }
 template <class Group>
 bool finite_scales(Group, const std::byte* block) {
   return finite_half(block) && (!Group::Block::kMinima || finite_half(block + 2));

@@ -19,6 +19,8 @@ constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::q4_k, "Q4_K", 12, 256, 144},
     TensorTypeInfo{TensorType::q5_k, "Q5_K", 13, 256, 176},
     TensorTypeInfo{TensorType::q6_k, "Q6_K", 14, 256, 210},
+    TensorTypeInfo{TensorType::iq4_nl, "IQ4_NL", 20, 32, 18},
+    TensorTypeInfo{TensorType::mxfp4, "MXFP4", 39, 32, 17},
 };
 
 /// ggml's type numbers; empty where a number was withdrawn.
@@ -46,7 +48,7 @@ std::string_view ggml_type_name(std::uint32_t ggml_id) {
 }
 
 std::string_view tensor_type_list() {
-  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4";
 }
 
 std::int64_t row_bytes(TensorType type, std::int64_t n) {

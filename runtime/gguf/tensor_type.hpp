@@ -10,7 +10,21 @@ namespace headwater::runtime {
 
 /// The storage types of GGUF tensors that are read here. A quantised type stores blocks of consecutive elements of a
 /// row; kernels/blocks.hpp describes a block.
-enum class TensorType : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
+enum class TensorType : std::uint8_t {
+  f32,
+  f16,
+  bf16,
+  q8_0,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  mxfp4
+};
 
 struct TensorTypeInfo {
   TensorType type;

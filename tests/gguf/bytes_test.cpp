@@ -251,7 +251,8 @@ const auto name_of = [](const auto& one) { return std::string(tensor_type_info(o
 INSTANTIATE_TEST_SUITE_P(Types, Bytes,
                          ::testing::Values(TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
                                            TensorType::q5_0, TensorType::q5_1, TensorType::q4_k,
-                                           TensorType::q5_k, TensorType::q6_k),
+                                           TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl,
+                                           TensorType::mxfp4),
                          name_of);
 
 }  // namespace

@@ -40,6 +40,8 @@ inline std::vector<double> sizes_of(TensorType type, const std::byte* row, std::
     case TensorType::q5_1: return sizes_of<Q5_1>(row, n);
     case TensorType::q4_k: return sizes_of<Q4K>(row, n);
     case TensorType::q5_k: return sizes_of<Q5K>(row, n);
+    case TensorType::iq4_nl: return sizes_of<IQ4_NL>(row, n);
+    case TensorType::mxfp4: return sizes_of<MXFP4>(row, n);
     default: return sizes_of<Q6K>(row, n);
   }
 }

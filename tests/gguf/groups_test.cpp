@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/gguf/row_groups.hpp"
@@ -20,8 +21,9 @@
 namespace headwater::runtime::testing {
 namespace {
 
-constexpr TensorType kQuantised[] = {TensorType::q8_0, TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
-                                     TensorType::q5_1, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
+constexpr TensorType kQuantised[] = {TensorType::q8_0,   TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
+                                     TensorType::q5_1,   TensorType::q4_k, TensorType::q5_k, TensorType::q6_k,
+                                     TensorType::iq4_nl, TensorType::mxfp4};
 
 struct Group {
   Lines memory;
@@ -48,7 +50,9 @@ TEST_P(Groups, TakeNoMoreThanTheRows) {
     ASSERT_TRUE(packs_in_groups(GetParam(), n));
     const auto stored = static_cast<std::size_t>(kRowsOfGroup * row_bytes(GetParam(), n));
     EXPECT_GE(group_bytes(GetParam(), n), stored);
-    EXPECT_LE(group_bytes(GetParam(), n), stored + 32);
+    // A scale of MXFP4 has two bytes there instead of one.
+    const std::size_t wider = GetParam() == TensorType::mxfp4 ? stored / 17 : 0;
+    EXPECT_LE(group_bytes(GetParam(), n), stored + wider + 32);
     EXPECT_EQ(group_bytes(GetParam(), n) % 64, 0U);
   }
   EXPECT_FALSE(packs_in_groups(GetParam(), 96));
@@ -255,6 +259,17 @@ TEST_P(QuantisedRows, AreFiniteWhereTheirScalesAre) {
         EXPECT_EQ(quantised_row_is_finite(GetParam(), rows.row(0), kRow), finite) << at << ", " << bad;
         put_half(rows.bytes.data() + at + half, before);
       }
+    }
+  }
+}
+
+TEST(QuantisedRowsOfMxfp4, AreFiniteUpToTheLargestExponent) {
+  RandomRows rows(TensorType::mxfp4, 4096, 1);
+  for (const unsigned exponent : {0U, 1U, 2U, 252U, 253U, 254U, 255U}) {
+    for (const std::size_t at : {std::size_t{0}, rows.bytes.size() - 17}) {
+      const std::byte before = std::exchange(rows.bytes[at], static_cast<std::byte>(exponent));
+      EXPECT_EQ(quantised_row_is_finite(TensorType::mxfp4, rows.row(0), 4096), exponent < 253) << exponent;
+      rows.bytes[at] = before;
     }
   }
 }

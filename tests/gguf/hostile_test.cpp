@@ -234,9 +234,9 @@ TEST(HostileGguf, Dimensions) {
 TEST(HostileGguf, TypesThatAreNotReadAreNamed) {
   EXPECT_THAT(tensor_refusal({256}, 10, 96),
               HasSubstr("tensor 'third' is of type Q2_K; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
-                        "Q5_1, Q4_K, Q5_K, Q6_K"));
+                        "Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4"));
   EXPECT_THAT(tensor_refusal({256}, 16, 96), HasSubstr("type IQ2_XXS"));
-  EXPECT_THAT(tensor_refusal({256}, 39, 96), HasSubstr("type MXFP4"));
+  EXPECT_THAT(tensor_refusal({256}, 23, 96), HasSubstr("type IQ4_XS"));
   EXPECT_THAT(tensor_refusal({256}, 4, 96), HasSubstr("type number 4"));
   EXPECT_THAT(tensor_refusal({256}, 0xFFFFFFFF, 96), HasSubstr("type number 4294967295"));
 }

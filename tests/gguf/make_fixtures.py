@@ -16,9 +16,12 @@ import numpy as np
 
 OUT = pathlib.Path(__file__).parent / "fixtures"
 ROWS, COLUMNS = 3, 512
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"]
 # Where the 16-bit floats of a block stand; everything else of a block may be any byte.
-HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2]}
+HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
+          "MXFP4": []}
+# Of MXFP4 an exponent stands there: those of the smallest scales, of 1, and of the largest whose values are finite.
+EXPONENTS = [0, 1, 2, 3, 127, 128, 129, 252]
 # Bits of a scale and of a minimum: zeros of both signs, subnormal ones, the largest, infinity and NaN.
 EXTREMES = [(0x0000, 0x0000), (0x0000, 0x8000), (0x8000, 0x0000), (0x8000, 0x8000), (0x3C00, 0x8000), (0xBC00, 0x3C00),
             (0x0001, 0x8001), (0x83FF, 0x03FF), (0x7BFF, 0xFBFF), (0xFBFF, 0xFBFF), (0x3C00, 0x7C00), (0x3C00, 0xFC00),
@@ -46,6 +49,8 @@ def stored_rows(rng, name):
     blocks = rng.integers(0, 256, (ROWS * COLUMNS // block, size), dtype=np.uint8)
     for at in HALVES[name]:
         blocks[:, at:at + 2] = finite_halves(rng, len(blocks)).view(np.uint8).reshape(-1, 2)
+    if name == "MXFP4":
+        blocks[:, 0] = 112 + blocks[:, 0] % 32
     return blocks.reshape(ROWS, -1)
 
 
@@ -56,6 +61,8 @@ def extreme_rows(rng, name):
     for block, halves in zip(blocks, EXTREMES):
         for at, half in zip(HALVES[name], halves):
             block[at:at + 2] = np.frombuffer(np.uint16(half).tobytes(), np.uint8)
+    if name == "MXFP4":
+        blocks[:, 0] = np.resize(EXPONENTS, len(blocks))
     return blocks
 
 

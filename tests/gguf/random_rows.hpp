@@ -13,8 +13,12 @@ namespace headwater::runtime::testing {
 
 inline void put_half(std::byte* p, std::uint16_t half) { std::memcpy(p, &half, sizeof half); }
 
-/// Where a block of a quantised type has its halves.
+/// The exponent of MXFP4 that makes its scale 1.
+inline constexpr unsigned kUnitExponent = 128;
+
+/// Where a block of a quantised type has its halves; MXFP4 has an exponent in its first byte.
 inline std::vector<std::size_t> halves_of(TensorType type) {
+  if (type == TensorType::mxfp4) return {};
   if (type == TensorType::q6_k) return {208};
   for (const TensorType two : {TensorType::q4_1, TensorType::q5_1, TensorType::q4_k, TensorType::q5_k}) {
     if (type == two) return {0, 2};
@@ -41,6 +45,7 @@ struct RandomRows {
         put_half(bytes.data() + at + 2, finite());
       } else {
         for (const std::size_t half : halves_of(type)) put_half(bytes.data() + at + half, finite());
+        if (type == TensorType::mxfp4) bytes[at] = static_cast<std::byte>(kUnitExponent - 16 + random() % 32);
       }
     }
   }
@@ -54,6 +59,7 @@ inline RandomRows rows_of_bits(TensorType type, int bits) {
   std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
   for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
     for (const std::size_t half : halves_of(type)) put_half(rows.bytes.data() + at + half, 0x3C00);
+    if (type == TensorType::mxfp4) rows.bytes[at] = std::byte{kUnitExponent};
   }
   return rows;
 }

@@ -189,6 +189,37 @@ void q6_k(std::span<const float> block, Writer& out) {
   out.half(d);
 }
 
+/// The nearest of sixteen values to x.
+int nearest(const std::array<int, 16>& values, double x) {
+  const auto best = std::min_element(values.begin(), values.end(),
+                                     [x](int a, int b) { return std::fabs(a - x) < std::fabs(b - x); });
+  return static_cast<int>(best - values.begin());
+}
+
+/// Nibbles of 32 places, low ones the first half.
+void nibbles(std::span<const float> block, const std::array<int, 16>& values, double d, Writer& out) {
+  const auto place = [&](std::size_t i) {
+    return d == 0 ? nearest(values, 0) : nearest(values, static_cast<double>(block[i]) / d);
+  };
+  for (std::size_t i = 0; i < kSmall / 2; ++i) out.byte(place(i) | place(i + kSmall / 2) << 4);
+}
+
+/// x = d value, one of a table.
+void iq4_nl(std::span<const float> block, Writer& out) {
+  const std::uint16_t d = half_bits(extreme(block) / -127);
+  out.half(d);
+  nibbles(block, {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, half_value(d),
+          out);
+}
+
+/// x = 2^(e - 128) value, one of a table whose largest is 12.
+void mxfp4(std::span<const float> block, Writer& out) {
+  const double most = std::fabs(static_cast<double>(extreme(block)));
+  const int e = most == 0 ? 0 : std::clamp(static_cast<int>(std::ceil(std::log2(most / 12))) + 128, 0, 252);
+  out.byte(e);
+  nibbles(block, {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, std::ldexp(1.0, e - 128), out);
+}
+
 }  // namespace
 
 void append_quantised(TensorType type, std::span<const float> row, std::vector<std::byte>& out) {
@@ -205,6 +236,8 @@ void append_quantised(TensorType type, std::span<const float> row, std::vector<s
       case TensorType::q4_k: q45_k(values, 15, writer); break;
       case TensorType::q5_k: q45_k(values, 31, writer); break;
       case TensorType::q6_k: q6_k(values, writer); break;
+      case TensorType::iq4_nl: iq4_nl(values, writer); break;
+      case TensorType::mxfp4: mxfp4(values, writer); break;
       case TensorType::f16: writer.half(half_bits(static_cast<double>(values[0]))); break;
       case TensorType::bf16:
         writer.half(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[0]) >> 16));

@@ -111,6 +111,8 @@ constexpr float kDeviationQ4 = 4.61F;
 constexpr float kDeviationQ5 = 9.23F;
 constexpr float kDeviationQ4K = 230.0F;
 constexpr float kDeviationQ5K = 470.0F;
+constexpr float kDeviationIq4 = 67.4F;
+constexpr float kDeviationMxfp4 = 5.85F;
 constexpr float kDeviationQ6K = 1366.0F;
 // Minima that leave no mean: half of the largest code.
 constexpr float kMeanQ4 = 7.5F;
@@ -140,6 +142,10 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
     case TensorType::q5_k:
       put(block, half_of(deviation / kDeviationQ5K));
       put(block + 2, half_of(deviation / kDeviationQ5K * kMeanQ5));
+      break;
+    case TensorType::iq4_nl: put(block, half_of(deviation / kDeviationIq4)); break;
+    case TensorType::mxfp4:  // a power of two: the nearest to the deviation
+      *block = static_cast<std::byte>(128 + std::lround(std::log2(deviation / kDeviationMxfp4)));
       break;
     case TensorType::q6_k: put(block + bytes - 2, half_of(deviation / kDeviationQ6K)); break;
     default: break;

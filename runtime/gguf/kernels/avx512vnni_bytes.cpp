@@ -263,10 +263,12 @@ constinit const ByteKernels avx512vnni_byte_kernels = {
     bf16_to_bytes,
     {nullptr, nullptr, nullptr, unpacked_bytes<Q8_0Unit>, unpacked_bytes<Q4_0Unit>, unpacked_bytes<Q4_1Unit>,
      unpacked_bytes<Q5_0Unit>, unpacked_bytes<Q5_1Unit>, unpacked_bytes<Q4KUnit>, unpacked_bytes<Q5KUnit>,
-     unpacked_bytes<Q6KUnit>},
+     unpacked_bytes<Q6KUnit>, unpacked_bytes<Iq4NlUnit>, unpacked_bytes<Mxfp4Unit>},
     {nullptr, nullptr, nullptr, unpack<Q8_0Unit>, unpack<Q4_0Unit>, unpack<Q4_1Unit>, unpack<Q5_0Unit>,
-     unpack<Q5_1Unit>, unpack<Q4KUnit>, unpack<Q5KUnit>, unpack<Q6KUnit>},
+     unpack<Q5_1Unit>, unpack<Q4KUnit>, unpack<Q5KUnit>, unpack<Q6KUnit>, unpack<Iq4NlUnit>,
+     unpack<Mxfp4Unit>},
     {nullptr, nullptr, nullptr, multiply<Q8_0Unit>, multiply<Q4_0Unit>, multiply<Q4_1Unit>,
-     multiply<Q5_0Unit>, multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>}};
+     multiply<Q5_0Unit>, multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>,
+     multiply<Iq4NlUnit>, multiply<Mxfp4Unit>}};
 
 }  // namespace headwater::runtime

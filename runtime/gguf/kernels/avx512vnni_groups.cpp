@@ -221,14 +221,15 @@ void widen(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64
 
 constinit const GroupKernels avx512vnni_group_kernels = {
     {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4_1Unit>, arrange<Q5_0Unit>,
-     arrange<Q5_1Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>, arrange<Q6KUnit>},
+     arrange<Q5_1Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>, arrange<Q6KUnit>, arrange<Iq4NlUnit>,
+     arrange<Mxfp4Unit>},
     {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4_1Unit>, dot<Q5_0Unit>, dot<Q5_1Unit>,
-     dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>},
+     dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>, dot<Iq4NlUnit>, dot<Mxfp4Unit>},
     {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4_1Unit, Wide>,
      widen<Q5_0Unit, Wide>, widen<Q5_1Unit, Wide>, widen<Q4KUnit, Wide>, widen<Q5KUnit, Wide>,
-     widen<Q6KUnit, Wide>},
+     widen<Q6KUnit, Wide>, widen<Iq4NlUnit, Wide>, widen<Mxfp4Unit, Wide>},
     {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4_1Unit, Narrow>,
      widen<Q5_0Unit, Narrow>, widen<Q5_1Unit, Narrow>, widen<Q4KUnit, Narrow>, widen<Q5KUnit, Narrow>,
-     widen<Q6KUnit, Narrow>}};
+     widen<Q6KUnit, Narrow>, widen<Iq4NlUnit, Narrow>, widen<Mxfp4Unit, Narrow>}};
 
 }  // namespace headwater::runtime

@@ -102,6 +102,31 @@ struct FiveBitUnit : Unit {
 using Q5_0Unit = FiveBitUnit<PlainUnit<Q5_0Group>>;
 using Q5_1Unit = FiveBitUnit<MinimaUnit<Q5_1Group>>;
 
+/// Codes that stand for values of a table.
+template <class Group>
+struct TableUnit : PlainUnit<Group> {
+  using PlainUnit<Group>::PlainUnit;
+  template <int Pair>
+  Codes codes(int line) const {
+    const __m512i bytes = load(this->at + Group::codes_at(Pair, line));
+    const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Group::Block::kValues));
+    const __m512i values =
+        _mm512_add_epi8(_mm512_broadcast_i32x4(stored), _mm512_set1_epi8(static_cast<char>(Group::kZero)));
+    return {_mm512_shuffle_epi8(values, masked(bytes, 15)),
+            _mm512_shuffle_epi8(values, masked(_mm512_srli_epi16(bytes, 4), 15))};
+  }
+};
+using Iq4NlUnit = TableUnit<Iq4NlGroup>;
+
+struct Mxfp4Unit : TableUnit<Mxfp4Group> {
+  using TableUnit::TableUnit;
+  __m512 scale(int run, int) const {
+    const auto* const scales =
+        reinterpret_cast<const __m256i*>(at + Mxfp4Group::kScales + 2 * kGroupRows * run);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(scales)), 16));
+  }
+};
+
 /// Scales and minima of Q4_K and Q5_K.
 template <class Group>
 struct SixBitUnit {

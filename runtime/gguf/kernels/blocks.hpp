@@ -153,6 +153,57 @@ struct Q5_1 {
   }
 };
 
+/// 32 nibbles behind a head of some bytes, low ones the first half.
+template <int Head>
+struct Nibbles {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = Head + 16;
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float*, float*) {
+    nibbles<false>(block + Head, 16, 0, codes);
+    nibbles<true>(block + Head, 16, 0, codes + 16);
+    return codes;
+  }
+};
+
+/// f16 scale, then nibbles that stand for values of a table.
+struct IQ4_NL {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 18;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static constexpr std::int8_t kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                              1,    13,   25,  38,  53,  69,  89,  113};
+  static float scale_of(const std::byte* block) { return float_of_half(load_u16(block)); }
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    scales[0] = scale_of(block);
+    Nibbles<2>::unpack(block, codes, nullptr, nullptr);
+    for (int i = 0; i < kElements; ++i) codes[i] = kValues[codes[i]];
+    return codes;
+  }
+};
+
+/// MXFP4 of the Open Compute Project: an exponent, then numbers of four bits, which a table has times two.
+struct MXFP4 {
+  static constexpr int kElements = 32;
+  static constexpr int kBytes = 17;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static constexpr std::int8_t kValues[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  static constexpr int kLargest = 252;  ///< of the exponents with which 12 is finite; 255 stands for NaN
+  /// 2^(exponent - 128) in BF16, which has every one of them.
+  static std::uint16_t scale_bits(const std::byte* block) {
+    const int exponent = byte_at(block, 0);
+    return static_cast<std::uint16_t>(exponent < 2 ? 0x20 << exponent : (exponent - 1) << 7);
+  }
+  static float scale_of(const std::byte* block) { return float_of_bf16(scale_bits(block)); }
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    scales[0] = scale_of(block);
+    Nibbles<1>::unpack(block, codes, nullptr, nullptr);
+    for (int i = 0; i < kElements; ++i) codes[i] = kValues[codes[i]];
+    return codes;
+  }
+};
+
 /// Scales and minima of the 8 runs of a Q4_K or Q5_K block: f16 scale of scales, f16 scale of minima, 12 bytes with
 /// 6 bits for each. The first four of both have a byte each, whose two top bits belong to the last four.
 inline void six_bit_scales(const std::byte* block, float* scales, float* minima) {

@@ -84,6 +84,29 @@ typename V::Words codes_of(const std::byte* row, Q5_1) {
   return V::both(V::halves(row + 8), V::sixteens(load_u32(row + 4)));
 }
 
+/// Values of a table.
+template <class V, class Block>
+typename V::Words table_values(const std::byte* row) {
+  alignas(64) std::int8_t values[Block::kElements];
+  float scale;
+  Block::unpack(row, values, &scale, nullptr);
+  return V::from_i8(reinterpret_cast<const std::byte*>(values));
+}
+template <class V>
+typename V::Words codes_of(const std::byte* row, IQ4_NL) {
+  return table_values<V, IQ4_NL>(row);
+}
+template <class V>
+typename V::Words codes_of(const std::byte* row, MXFP4) {
+  return table_values<V, MXFP4>(row);
+}
+
+template <class Block>
+float scale_of(const std::byte* row, Block) {
+  return float_of_half(load_u16(row));
+}
+inline float scale_of(const std::byte* row, MXFP4) { return MXFP4::scale_of(row); }
+
 /// What the kernels below add up for each of R rows x: two chains, since additions of one wait for each other. A row has the
 /// same sum for every R.
 template <class V, int R>
@@ -101,7 +124,7 @@ template <class V, class Block, int R>
 inline void add_block(typename V::Sums (&sums)[R], float (&minima)[R], const std::byte* row,
                       const FixedRow* x, std::int64_t b) {
   const typename V::Words codes = codes_of<V>(row, Block());
-  const float scale = float_of_half(load_u16(row));
+  const float scale = scale_of(row, Block());
   for (int r = 0; r < R; ++r) {
     sums[r] = V::add_run(sums[r], codes, x[r].codes + kFixedRun * b, scale * x[r].scales[b]);
     if constexpr (Block::kMinima) minima[r] += float_of_half(load_u16(row + 2)) * x[r].sums[b];

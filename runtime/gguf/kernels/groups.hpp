@@ -96,6 +96,30 @@ struct Q5_1Group {
   static constexpr int codes_at(int pair, int j) { return bits_at(pair, j) + kLine * (1 + j % 4); }
 };
 
+/// 2 x 16 x f16 scales, then eight lines of nibbles that stand for values of a table; codes are those values and kZero.
+struct Iq4NlGroup {
+  using Block = IQ4_NL;
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 16 * 2 * IQ4_NL::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kLines = 64;
+  static constexpr int kZero = 128;
+  static constexpr int kHighShift = 0;
+  static constexpr int codes_at(int, int j) { return kLines + kLine * j; }
+};
+
+/// The same with 2 x 16 x bf16 scales.
+struct Mxfp4Group {
+  using Block = MXFP4;
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 16 * 2 * (MXFP4::kBytes + 1);
+  static constexpr int kScales = 0;
+  static constexpr int kLines = 64;
+  static constexpr int kZero = 16;
+  static constexpr int kHighShift = 0;
+  static constexpr int codes_at(int, int j) { return kLines + kLine * j; }
+};
+
 /// Three lines with 6 bits in each byte for scales of runs 0 .. 3, 4 .. 7, and minima of runs 0 .. 3 (16 rows each); their
 /// upper two bits are, from the lowest on, the minima of runs 4 .. 7. Then 16 x f16 scales of scales, 16 x f16 of minima,
 /// and eight lines for each pair.
@@ -165,7 +189,8 @@ constexpr std::int64_t front_bytes<Q6KGroup>(std::int64_t n) {
 
 static_assert(Q8_0Group::kBytes % kLine == 0 && Q4_0Group::kBytes % kLine == 0 &&
               Q4_1Group::kBytes % kLine == 0 && Q5_0Group::kBytes % kLine == 0 &&
-              Q5_1Group::kBytes % kLine == 0 && Q4KGroup::kBytes % kLine == 0 &&
+              Q5_1Group::kBytes % kLine == 0 && Iq4NlGroup::kBytes % kLine == 0 &&
+              Mxfp4Group::kBytes % kLine == 0 && Q4KGroup::kBytes % kLine == 0 &&
               Q5KGroup::kBytes % kLine == 0 && Q6KGroup::kBytes % kLine == 0);
 
 }  // namespace
