@@ -51,6 +51,7 @@ class ModelReader {
  private:
   const Tensor& use(const std::string& name, std::span<const std::int64_t> dims);
   std::vector<float> vector(const std::string& name, std::int64_t n);
+  [[nodiscard]] std::vector<float> values_of(const Tensor& tensor) const;
   std::vector<float> vector_or_none(const std::string& name, std::int64_t n);
   std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
   void read_layer(std::int64_t index);
@@ -58,6 +59,8 @@ class ModelReader {
   std::unique_ptr<Projection> gate_up(const RowRange& gate, const RowRange& up);
   void read_gate_up(const std::string& prefix, LayerWeights& layer);
   void read_experts(const std::string& prefix, LayerWeights& layer);
+  void read_expert_biases(const std::string& prefix, LayerWeights& layer);
+  std::vector<float> matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
   void read_head();
   void check_embedding(int threads) const;
   void refuse_unknown_tensors() const;
@@ -78,11 +81,22 @@ const Tensor& ModelReader::use(const std::string& name, std::span<const std::int
 
 std::vector<float> ModelReader::vector(const std::string& name, std::int64_t n) {
   const std::array dims = {n};
-  const Tensor& tensor = use(name, dims);
-  std::vector<float> values(static_cast<std::size_t>(n));
-  dequantize_row(tensor.type, tensor.row(0), n, values.data());
+  return values_of(use(name, dims));
+}
+
+std::vector<float> ModelReader::matrix(const std::string& name, std::int64_t columns, std::int64_t rows) {
+  const std::array dims = {columns, rows};
+  return values_of(use(name, dims));
+}
+
+std::vector<float> ModelReader::values_of(const Tensor& tensor) const {
+  const std::int64_t n = tensor.dims[0];
+  std::vector<float> values(static_cast<std::size_t>(n * tensor.rows()));
+  for (std::int64_t r = 0; r < tensor.rows(); ++r) {
+    dequantize_row(tensor.type, tensor.row(r), n, values.data() + r * n);
+  }
   if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); })) {
-    file_.refuse(fmt::format("tensor '{}': holds NaN or infinity; allowed: finite weights", name));
+    file_.refuse(fmt::format("tensor '{}': holds NaN or infinity; allowed: finite weights", tensor.name));
   }
   return values;
 }
@@ -166,7 +180,31 @@ void ModelReader::read_experts(const std::string& prefix, LayerWeights& layer) {
   const Tensor& down = use(prefix + "ffn_down_exps.weight", out);
   for (std::int64_t e = 0; e < config.experts; ++e) {
     layer.experts.push_back({gate_up({&gate, e * width, width}, {&up, e * width, width}),
-                             project({{&down, e * config.width, config.width}})});
+                             project({{&down, e * config.width, config.width}}),
+                             {},
+                             {}});
+  }
+  if (config.expert_biases) read_expert_biases(prefix, layer);
+}
+
+void ModelReader::read_expert_biases(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::int64_t width = config.feed_forward;
+  layer.router_bias = vector(prefix + "ffn_gate_inp.bias", config.experts);
+  const std::vector<float> gates = matrix(prefix + "ffn_gate_exps.bias", width, config.experts);
+  const std::vector<float> ups = matrix(prefix + "ffn_up_exps.bias", width, config.experts);
+  const std::vector<float> downs = matrix(prefix + "ffn_down_exps.bias", config.width, config.experts);
+  for (std::int64_t e = 0; e < config.experts; ++e) {
+    Expert& expert = layer.experts[static_cast<std::size_t>(e)];
+    for (std::int64_t first = 0; first < width; first += kGateRows) {
+      const std::int64_t count = std::min(kGateRows, width - first);
+      for (const auto* part : {&gates, &ups}) {
+        const auto from = part->begin() + e * width + first;
+        expert.gate_up_bias.insert(expert.gate_up_bias.end(), from, from + count);
+      }
+    }
+    const auto down = downs.begin() + e * config.width;
+    expert.down_bias.assign(down, down + config.width);
   }
 }
 
@@ -176,7 +214,7 @@ void ModelReader::read_layer(std::int64_t index) {
   LayerWeights layer;
   if (config.norms_before) {
     layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
-    layer.mlp_norm = vector(prefix + "ffn_norm.weight", config.width);
+    layer.mlp_norm = vector(prefix + config.mlp_norm + ".weight", config.width);
   }
   if (config.norms_after) {
     layer.attention_after_norm = vector(prefix + "post_attention_norm.weight", config.width);
@@ -190,6 +228,7 @@ void ModelReader::read_layer(std::int64_t index) {
   read_qkv(prefix, layer);
   layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
   layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
+  if (config.sinks) layer.sinks = vector(prefix + "attn_sinks.weight", config.heads);
   if (config.experts > 0) {
     read_experts(prefix, layer);
   } else {

@@ -19,6 +19,8 @@ namespace headwater::runtime {
 struct Expert {
   std::unique_ptr<Projection> gate_up;
   std::unique_ptr<Projection> down;
+  std::vector<float> gate_up_bias;  ///< of gate_up's columns
+  std::vector<float> down_bias;     ///< [width]
 };
 
 /// The weights of one layer; empty where the model has none.
@@ -37,6 +39,8 @@ struct LayerWeights {
   std::unique_ptr<Projection> down;         ///< feed_forward -> width
   std::unique_ptr<Projection> router;       ///< width -> experts, in F32
   std::vector<Expert> experts;              ///< in place of gate_up and down
+  std::vector<float> router_bias;           ///< [experts]
+  std::vector<float> sinks;                 ///< [heads]
 };
 
 /// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.

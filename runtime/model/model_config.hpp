@@ -11,9 +11,10 @@
 
 namespace headwater::runtime {
 
-/// What the gate of a feed-forward part goes through before it is multiplied with the other half: x / (1 + exp(-x)), or
-/// GELU by its approximation with tanh (Hendrycks and Gimpel, 2016).
-enum class Gate : std::uint8_t { silu, gelu };
+/// What the gate of a feed-forward part goes through before it is multiplied with the other half: x / (1 + exp(-x)); GELU
+/// by its approximation with tanh (Hendrycks and Gimpel, 2016); or x / (1 + exp(-1.702 x)) with both halves clamped to 7 and 1
+/// added to the other one (gpt-oss).
+enum class Gate : std::uint8_t { silu, gelu, clamped };
 
 /// Whether queries and keys pass through an RMSNorm before the rotation: each head's row, or the rows of all heads as one.
 enum class HeadNorms : std::uint8_t { none, each, together };
@@ -58,8 +59,11 @@ struct ModelConfig {
   std::optional<double> attention_scale;  ///< none: 1 / sqrt(d)
   double attention_softcap = 0;           ///< of the logits of attention; 0: none
 
-  bool fused_qkv = false;   ///< queries, keys and values stand in one tensor
-  bool fused_gate = false;  ///< gate and up stand in one tensor, the gate first
+  bool sinks = false;                 ///< every layer has one sink a query head (LOGIT-4)
+  bool expert_biases = false;         ///< router and experts have biases
+  std::string mlp_norm = "ffn_norm";  ///< the tensor of the norm before the feed-forward part
+  bool fused_qkv = false;             ///< queries, keys and values stand in one tensor
+  bool fused_gate = false;            ///< gate and up stand in one tensor, the gate first
 
   /// Layers whose tokens see a window alone.
   [[nodiscard]] std::int64_t windowed_layers() const;

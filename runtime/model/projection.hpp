@@ -33,7 +33,8 @@ struct Tile {
   std::int64_t stride = 0;
 };
 
-/// Takes the tiles of a result, from several threads at a time; each element comes once.
+/// Takes the tiles of a result, from several threads at a time; each element comes once. A tile has at most
+/// Projection::kPanelWidth columns.
 class TileSink {
  public:
   TileSink() = default;

@@ -18,11 +18,10 @@ double pair_that_turns(double rotations, std::int64_t r, double theta, std::int6
 }
 
 void blend(RopeFrequencies& frequencies, std::int64_t r, double theta, const RopeScaling& scaling) {
-  const double low =
-      std::max(0.0, std::floor(pair_that_turns(scaling.beta_fast, r, theta, scaling.original_context)));
-  const double high =
-      std::min(static_cast<double>(r - 1),
-               std::ceil(pair_that_turns(scaling.beta_slow, r, theta, scaling.original_context)));
+  const double first = pair_that_turns(scaling.beta_fast, r, theta, scaling.original_context);
+  const double last = pair_that_turns(scaling.beta_slow, r, theta, scaling.original_context);
+  const double low = std::max(0.0, scaling.whole_pairs ? std::floor(first) : first);
+  const double high = std::min(static_cast<double>(r - 1), scaling.whole_pairs ? std::ceil(last) : last);
   const double span = std::max(0.001, high - low);
   for (std::size_t i = 0; i < frequencies.inverse.size(); ++i) {
     const double interpolated = std::clamp((static_cast<double>(i) - low) / span, 0.0, 1.0);

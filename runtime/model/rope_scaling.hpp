@@ -12,8 +12,10 @@ struct RopeScaling {
   Kind kind = Kind::none;
   double factor = 1.0;                ///< s: how many times the original context, >= 1
   std::int64_t original_context = 0;  ///< YaRN: tokens that the model was trained on, >= 1
-  double beta_fast = 32.0;        ///< YaRN: pairs that turn more often than this in the original context stay
-  double beta_slow = 1.0;         ///< YaRN: pairs that turn less often are interpolated
+  double beta_fast = 32.0;  ///< YaRN: pairs that turn more often than this in the original context stay
+  double beta_slow = 1.0;   ///< YaRN: pairs that turn less often are interpolated
+  /// YaRN: whether the pairs between which frequencies are blended are whole ones, as in the paper's own code.
+  bool whole_pairs = true;
   double attention_factor = 1.0;  ///< multiplies the magnitude
 };
 

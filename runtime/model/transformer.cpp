@@ -122,11 +122,12 @@ void Transformer::describe_attention(Options& attention) const {
   const ModelConfig& config = model_->config();
   attention.scale = config.attention_scale;
   attention.softcap = config.attention_softcap;
-  if (config.windowed_layers() == 0) return;
+  if (config.windowed_layers() == 0 && !config.sinks) return;
   const auto first = static_cast<std::size_t>(model_->part().first);
   attention.layers.resize(model_->layers().size());
   for (std::size_t i = 0; i < attention.layers.size(); ++i) {
     attention.layers[i].window = config.layer_specs[first + i].window;
+    if (config.sinks) attention.layers[i].sinks = model_->layers()[i].sinks;
   }
 }
 
@@ -533,7 +534,7 @@ void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
   norm(residual_.floats(), layer.mlp_norm, n);
   watch.lap(times_.other);
   project(*layer.gate_up, normed_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
+          GateSink(config.gate, hidden_.data(), config.feed_forward, {}, rounded()));
   watch.lap(times_.projections);
   add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
 }
@@ -552,7 +553,7 @@ void Transformer::run_experts(const LayerWeights& layer, std::int64_t n) {
                   reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
   });
   watch.lap(times_.other);
-  project(*layer.router, branch_.data(), n, StoreSink(routed_.floats(), config.experts, {}));
+  project(*layer.router, branch_.data(), n, StoreSink(routed_.floats(), config.experts, layer.router_bias));
   routing_.choose(routed_.floats(), n);
   for (std::int64_t e = 0; e < config.experts; ++e) {
     const auto visits = routing_.of(e);
@@ -585,9 +586,9 @@ void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visi
   }
   std::swap(blocks_, expert_blocks_);
   project(*expert.gate_up, gathered_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, rounded()));
+          GateSink(config.gate, hidden_.data(), config.feed_forward, expert.gate_up_bias, rounded()));
   project(*expert.down, hidden_.data(), n,
-          VisitSink(residual_.floats(), config.width, visits, config.residual_scale));
+          VisitSink(residual_.floats(), config.width, visits, expert.down_bias, config.residual_scale));
   std::swap(blocks_, expert_blocks_);
 }
 

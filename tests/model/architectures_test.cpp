@@ -31,7 +31,7 @@ constexpr const char* kOfTransformers[] = {
     "architectures/smollm3",    "architectures/granite",       "architectures/glm4",
     "architectures/olmo2",      "architectures/phi3-window",   "architectures/phi3-long",
     "architectures/phi3-short", "architectures/qwen3moe",      "architectures/mixtral",
-    "architectures/granitemoe"};
+    "architectures/granitemoe", "architectures/gpt-oss"};
 
 /// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;

@@ -129,7 +129,7 @@ TEST(ModelConfig, RefusesByName) {
   };
   const auto metadata = [](auto add) { return [add](TinyFile& tiny) { tiny.more_metadata = add; }; };
   const std::vector<Case> cases = {
-      {"general.architecture is 'gpt2'; allowed: qwen3, qwen3moe, qwen2, llama, gemma3",
+      {"general.architecture is 'gpt2'; allowed: qwen3, qwen3moe, qwen2, llama, gpt-oss, gemma3",
        [](TinyFile& t) { t.architecture = "gpt2"; }},
       {"blk.0.post_attention_norm.weight", [](TinyFile& t) { t.architecture = "gemma3"; }},
       {"blk.0.attn_qkv.weight", [](TinyFile& t) { t.architecture = "phi3"; }},

@@ -202,7 +202,7 @@ std::vector<std::vector<Level>> factors() {
       {[](P& p) { p.sizes.architecture = "llama"; }, [](P& p) { p.sizes.architecture = "qwen3"; },
        [](P& p) { p.sizes.architecture = "gemma3"; }, [](P& p) { p.sizes.architecture = "granite"; },
        [](P& p) { p.sizes.architecture = "olmo2"; }, [](P& p) { p.sizes.architecture = "qwen3moe"; },
-       [](P& p) { p.sizes.architecture = "qwen2"; },
+       [](P& p) { p.sizes.architecture = "gpt-oss"; }, [](P& p) { p.sizes.architecture = "qwen2"; },
        [](P& p) { p.sizes.architecture = "qwen2", p.sizes.biases = "qkv"; }},
       {[](P& p) { p.sizes.layers = 2; }, [](P& p) { p.sizes.layers = 5; }},
       {widths(256, 768), widths(512, 256), widths(288, 480), widths(1024, 1024)},

@@ -66,6 +66,21 @@ TEST(Kernels, GatesAreTheirFormulasOverAllMagnitudes) {
   }
   for (const Kernels* table : tables()) {
     std::vector<float> out(gate.size());
+    table->clamped_glu(x.data(), static_cast<std::int64_t>(gate.size()), out.data());
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      const double own = std::min(static_cast<double>(gate[i]), 7.0);
+      const double wanted = own / (1 + std::exp(-1.702 * own)) * 2;  // ups of one, and one
+      const double slack = 1.702 * own < -87 ? std::fabs(own) * 3.4e-38 : 0.0;
+      ASSERT_NEAR(out[i], wanted,
+                  std::fabs(wanted) * 0x1p-24 * (8 + 4 * std::min(std::fabs(own), 60.0)) + slack)
+          << table->isa << " clamped(" << gate[i] << ")";
+    }
+    for (const float up : {-9.0F, -7.0F, -3.0F, 0.0F, 6.5F, 7.0F, 1e30F}) {
+      const float pair[] = {2.0F, up};
+      table->clamped_glu(pair, 1, out.data());
+      const double wanted = 2 / (1 + std::exp(-3.404)) * (std::clamp(static_cast<double>(up), -7.0, 7.0) + 1);
+      EXPECT_NEAR(out[0], wanted, std::fabs(wanted) * 0x1p-20) << table->isa << " " << up;
+    }
     for (const bool gelu : {false, true}) {
       (gelu ? table->geglu : table->swiglu)(x.data(), static_cast<std::int64_t>(gate.size()), out.data());
       for (std::size_t i = 0; i < gate.size(); ++i) {
@@ -165,7 +180,9 @@ TEST(Kernels, EveryTableGivesTheSameBits) {
     kKernelsBaseline.rms_norm(x.data(), weight.data(), n, 1e-6F, norm.data());
     kKernelsBaseline.swiglu(x.data(), n / 2, product.data());
     std::vector<float> other_product(size);
+    std::vector<float> clamped_product(size);
     kKernelsBaseline.geglu(x.data(), n / 2, other_product.data());
+    kKernelsBaseline.clamped_glu(x.data(), n / 2, clamped_product.data());
     kKernelsBaseline.rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, narrow.data());
     for (const Kernels* table : tables()) {
       std::vector<float> out(size);
@@ -184,6 +201,12 @@ TEST(Kernels, EveryTableGivesTheSameBits) {
       EXPECT_TRUE(out == other_product) << table->isa;
       table->to_bf16(other_product.data(), n, rounded_product.data());
       table->geglu_bf16(x.data(), n / 2, rounded.data());
+      EXPECT_TRUE(rounded == rounded_product) << table->isa;
+      std::fill(out.begin(), out.end(), 0.0F);
+      table->clamped_glu(x.data(), n / 2, out.data());
+      EXPECT_TRUE(out == clamped_product) << table->isa;
+      table->to_bf16(clamped_product.data(), n, rounded_product.data());
+      table->clamped_glu_bf16(x.data(), n / 2, rounded.data());
       EXPECT_TRUE(rounded == rounded_product) << table->isa;
       table->rms_norm_bf16(x.data(), weight.data(), n, 1e-6F, rounded.data());
       EXPECT_TRUE(rounded == narrow) << table->isa;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "tests/model/quantise.hpp"
 
@@ -83,7 +84,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   }
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
-  if (sizes.architecture == "qwen3moe") describe_qwen3moe();
+  if (sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
   head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
@@ -92,14 +93,15 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     const std::string at = "blk." + std::to_string(l) + ".";
     TransformerLayer layer;
     add_norms(at, layer);
+    const bool oss = sizes.architecture == "gpt-oss";
+    if ((oss || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
     if (sizes.architecture == "gemma3" && l % 2 == 0) {
-      layer.window = sizes.window;
       for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
         layer.inverse_frequencies.push_back(
             std::pow(5000.0, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)));
       }
     }
-    if (sizes.architecture == "qwen2") {
+    if (sizes.architecture == "qwen2" || oss) {
       const auto bias = [&](char of, const char* name, std::int64_t width) {
         if (sizes.biases.find(of) == std::string::npos) return std::vector<double>();
         return add(at + name, width, 0, 0.0F, 0.5F);
@@ -113,13 +115,14 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
     layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
     layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
-    const bool experts = sizes.architecture == "qwen3moe";
+    const bool experts = oss || sizes.architecture == "qwen3moe";
     const std::string tail = experts ? "_exps.weight" : ".weight";
     const std::int64_t count = experts ? sizes.experts : 1;
     if (experts) layer.router = matrix(at + "ffn_gate_inp.weight", sizes.width, count);
     layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, sizes.feed_forward, count);
     layer.up = matrix(at + "ffn_up" + tail, sizes.width, sizes.feed_forward, count);
     layer.down = matrix(at + "ffn_down" + tail, sizes.feed_forward, sizes.width, count);
+    if (oss) add_expert_biases(at, layer);
     layers_.push_back(std::move(layer));
   }
   builder_.data_bytes = data_.size();
@@ -133,7 +136,9 @@ void MadeModel::add_norms(const std::string& at, TransformerLayer& layer) {
   const bool olmo = sizes_.architecture == "olmo2";
   if (!olmo) {
     layer.attention_norm = norm(at + "attn_norm.weight", sizes_.width);
-    layer.mlp_norm = norm(at + "ffn_norm.weight", sizes_.width);
+    layer.mlp_norm =
+        norm(at + (sizes_.architecture == "gpt-oss" ? "post_attention_norm.weight" : "ffn_norm.weight"),
+             sizes_.width);
   }
   if (olmo || gemma) {
     layer.attention_after_norm = norm(at + "post_attention_norm.weight", sizes_.width);
@@ -149,13 +154,30 @@ void MadeModel::describe_gemma3() {
   builder_.add("gemma3.attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
   builder_.add("gemma3.attention.sliding_window_pattern", kU32, 2U);
   builder_.add("gemma3.rope.freq_base_swa", kF32, 5000.0F);
-  shape_.gelu = true;
+  shape_.activation = Activation::gelu;
 }
 
-void MadeModel::describe_qwen3moe() {
-  builder_.add("qwen3moe.expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
-  builder_.add("qwen3moe.expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
+void MadeModel::describe_experts() {
+  const std::string a = sizes_.architecture + ".";
+  builder_.add(a + "expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
+  builder_.add(a + "expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
   shape_.experts_used = sizes_.experts_used;
+  if (sizes_.architecture != "gpt-oss") return;
+  builder_.add(a + "attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
+  shape_.activation = Activation::clamped;
+}
+
+/// Vectors and matrices of F32, whatever the types of matrices are.
+void MadeModel::add_expert_biases(const std::string& at, TransformerLayer& layer) {
+  const std::vector<TensorType> types = std::exchange(sizes_.types, {TensorType::f32});
+  const std::size_t made = std::exchange(matrices_, 0);
+  layer.sinks = add(at + "attn_sinks.weight", sizes_.heads, 0, 0.0F, 1.0F);
+  layer.router_bias = add(at + "ffn_gate_inp.bias", sizes_.experts, 0, 0.0F, 0.5F);
+  layer.gate_bias = add(at + "ffn_gate_exps.bias", sizes_.feed_forward, sizes_.experts, 0.0F, 0.5F);
+  layer.up_bias = add(at + "ffn_up_exps.bias", sizes_.feed_forward, sizes_.experts, 0.0F, 0.5F);
+  layer.down_bias = add(at + "ffn_down_exps.bias", sizes_.width, sizes_.experts, 0.0F, 0.5F);
+  sizes_.types = types;
+  matrices_ = made;
 }
 
 void MadeModel::describe_granite() {
@@ -245,6 +267,7 @@ void StageCheck::take(const LayerView& view) {
 }
 
 void StageCheck::expect_stages() const {
+  std::size_t ties = 0;  // tokens whose experts hang on a rounding
   for (std::size_t l = 0; l < layers_.size(); ++l) {
     const TransformerLayer& layer = model_.layer(static_cast<std::int64_t>(l));
     ASSERT_EQ(layers_[l].size(), tokens_.size());
@@ -255,14 +278,19 @@ void StageCheck::expect_stages() const {
       expect_within(heads.query, one.q, slack_, at + ", queries");
       expect_within(heads.key, one.k, slack_, at + ", keys");
       expect_within(heads.value, one.v, slack_, at + ", values");
-      expect_within(transformer_mlp(model_.shape(), layer, exact(one.middle)), one.output, slack_,
-                    at + ", feed-forward");
+      const BoundedRow wanted = transformer_mlp(model_.shape(), layer, exact(one.middle));
+      if (std::isinf(wanted.front().error)) {
+        ++ties;
+      } else {
+        expect_within(wanted, one.output, slack_, at + ", feed-forward");
+      }
       if (l > 0) {
         EXPECT_EQ(one.input, layers_[l - 1][i].output) << at;
       }
       if (::testing::Test::HasFailure()) return;
     }
   }
+  EXPECT_LE(10 * ties, layers_.size() * tokens_.size());
 }
 
 void StageCheck::expect_stored() const {

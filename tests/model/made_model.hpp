@@ -16,7 +16,8 @@ namespace headwater::runtime::testing {
 /// What a model of random weights is made of.
 struct MadeSizes {
   /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours, "gemma3" has windows in every second
-  /// layer, two rotations, norms after what is added, GeGLU; "granite" scales; "olmo2" norms of all heads as one; "qwen3moe" experts.
+  /// layer, two rotations, norms after what is added, GeGLU; "granite" scales; "olmo2" norms of all heads as one; "qwen3moe" experts; "gpt-oss" these with biases,
+  /// sinks, windows and a clamped gate.
   std::string architecture = "qwen2";
   std::int64_t layers = 1;
   std::int64_t width = 32;
@@ -33,8 +34,8 @@ struct MadeSizes {
   std::vector<TensorType> types = {TensorType::f32};
   bool tied = false;         ///< the embedding is the head
   double rope_factor = 1.0;  ///< of linear scaling
-  std::int64_t window = 40;  ///< of gemma3
-  std::int64_t experts = 5;  ///< of qwen3moe, each feed_forward wide
+  std::int64_t window = 40;  ///< of gemma3 and gpt-oss
+  std::int64_t experts = 5;  ///< of qwen3moe and gpt-oss, each feed_forward wide
   std::int64_t experts_used = 2;
 };
 
@@ -59,9 +60,10 @@ class MadeModel {
   std::vector<double> add(const std::string& name, std::int64_t columns, std::int64_t rows, float middle,
                           float spread, std::int64_t count = 1);
   std::vector<double> norm(const std::string& name, std::int64_t n) { return add(name, n, 0, 1.0F, 0.1F); }
+  void add_expert_biases(const std::string& at, TransformerLayer& layer);
   void add_norms(const std::string& at, TransformerLayer& layer);
   void describe_gemma3();
-  void describe_qwen3moe();
+  void describe_experts();
   void describe_granite();
   Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows, std::int64_t count = 1);
 

@@ -56,6 +56,11 @@ MODELS = {
     "phi3-window": ("phi3", "Phi3", {"num_hidden_layers": 2, "head_dim": SHORT, "sliding_window": WINDOW}, WINDOWS),
     "phi3-long": ("phi3", "Phi3", *LONG_ROPE),
     "phi3-short": ("phi3", "Phi3", *LONG_ROPE),
+    "gpt-oss": ("gpt-oss", "GptOss", {"num_hidden_layers": 3, "sliding_window": WINDOW, "num_local_experts": 6, "num_experts_per_tok": 2,
+                "rope_parameters": rope(150000.0, rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=4.0,
+                                        beta_slow=1.0, truncate=False)},
+                {**WINDOWS, "expert_count": 6, "expert_used_count": 2, "rope.freq_base": 150000.0, "rope.scaling.type": "yarn",
+                 "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 4.0}),
     "qwen3moe": ("qwen3moe", "Qwen3Moe", {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2,
                  "moe_intermediate_size": 24, "norm_topk_prob": True},
                  {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 24}),
@@ -74,6 +79,7 @@ NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.
 AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                     "post_feedforward_layernorm": "post_ffw_norm"},
          "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
+AFTER["gpt-oss"] = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 AFTER["gemma3"] = AFTER["olmo2"] = AFTER["gemma2"]
 
 
@@ -89,11 +95,11 @@ def build(kind, options, vocabulary, seed):
     offset = 0.0 if not kind.startswith("Gemma") else -1.0
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if value.ndim > 1:
+            if value.ndim > 1 and not name.endswith("bias"):
                 gain = 1.0 if "embed" in name else 1.6 / math.sqrt(value.shape[-1])
                 value.copy_(torch.randn_like(value).mul_(gain).half().float())
             else:
-                middle = 0.0 if name.endswith("bias") else 1.0 + offset
+                middle = 0.0 if name.endswith(("bias", "sinks")) else 1.0 + offset
                 value.copy_(middle + 0.2 * torch.randn_like(value))
     return model.double()
 
@@ -126,9 +132,19 @@ def write(name, arch, model, facts, words):
             continue  # the embedding
         if where.endswith("experts"):
             at = f"blk.{where.split('.')[2]}."
-            gate, up = np.split(values, 2, 1) if kind == "gate_up_proj" else (None, None)
-            for tensor, part in (("ffn_gate_exps", gate), ("ffn_up_exps", up)) if gate is not None else (("ffn_down_exps", values),):
-                writer.add_tensor(f"{at}{tensor}.weight", part.astype(np.float16))
+            form = "bias" if kind.endswith("bias") else "weight"
+            if arch == "gpt-oss" and form == "weight":
+                values = values.swapaxes(1, 2)
+            if kind.startswith("gate_up"):  # gpt-oss has them in turns
+                gate, up = (values[:, 0::2], values[:, 1::2]) if arch == "gpt-oss" else np.split(values, 2, 1)
+                parts = {"ffn_gate_exps": gate, "ffn_up_exps": up}
+            else:
+                parts = {"ffn_down_exps": values}
+            for tensor, part in parts.items():
+                writer.add_tensor(f"{at}{tensor}.{form}", np.ascontiguousarray(part, np.float16 if form == "weight" else np.float32))
+            continue
+        if where.endswith("self_attn") and kind == "sinks":
+            writer.add_tensor(f"blk.{where.split('.')[2]}.attn_sinks.weight", values.astype(np.float32))
             continue
         if where in ("model.embed_tokens", "model.norm"):
             tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}[where]

@@ -30,7 +30,8 @@ void give_tiles(const std::vector<float>& product, std::int64_t columns, const T
     const std::int64_t row = last_row - rows;
     for (std::int64_t end = columns; end > 0;) {
       std::int64_t column = (end - 1) / kPair * kPair;
-      column -= std::min(column, static_cast<std::int64_t>(random() % 9) * kPair);
+      column -=
+          std::min(column, static_cast<std::int64_t>(random() % (Projection::kPanelWidth / kPair)) * kPair);
       const std::int64_t width = end - column;
       const auto stride = width + static_cast<std::int64_t>(random() % 4);
       std::vector<float> values(static_cast<std::size_t>(rows * stride), 1e30F);
@@ -73,17 +74,21 @@ TEST(Sinks, VisitsAreAddedToTheirRows) {
   std::vector<Routing::Visit> visits;
   for (std::int32_t r = 0; r < kRows; ++r) visits.push_back({3 * r + 1, 0.125F * static_cast<float>(r + 1)});
   for (const std::int64_t width : kWidths) {
-    SCOPED_TRACE(width);
-    const auto product = random_floats(kRows * width, 6);
-    const auto before = random_floats(3 * kRows * width, 7);
-    auto added = before;
-    give_tiles(product, width, VisitSink(added.data(), width, visits, 0.5F));
-    for (std::int64_t row = 0; row < 3 * kRows; ++row) {
-      for (std::int64_t c = 0; c < width; ++c) {
-        const auto at = static_cast<std::size_t>(row * width + c);
-        const auto from = static_cast<std::size_t>(row / 3 * width + c);
-        const float weight = row % 3 == 1 ? 0.5F * visits[static_cast<std::size_t>(row / 3)].weight : 0.0F;
-        ASSERT_EQ(added[at], before[at] + weight * product[from]) << row << ", " << c;
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(width);
+      const auto product = random_floats(kRows * width, 6);
+      const auto before = random_floats(3 * kRows * width, 7);
+      const auto bias = biased ? random_floats(width, 8) : std::vector<float>();
+      auto added = before;
+      give_tiles(product, width, VisitSink(added.data(), width, visits, bias, 0.5F));
+      for (std::int64_t row = 0; row < 3 * kRows; ++row) {
+        for (std::int64_t c = 0; c < width; ++c) {
+          const auto at = static_cast<std::size_t>(row * width + c);
+          const float value = product[static_cast<std::size_t>(row / 3 * width + c)] +
+                              (biased ? bias[static_cast<std::size_t>(c)] : 0.0F);
+          const float weight = row % 3 == 1 ? 0.5F * visits[static_cast<std::size_t>(row / 3)].weight : 0.0F;
+          ASSERT_EQ(added[at], before[at] + weight * value) << row << ", " << c;
+        }
       }
     }
   }
@@ -92,41 +97,55 @@ TEST(Sinks, VisitsAreAddedToTheirRows) {
 // The product holds kGateRows of gate, as many of up, and so on; at the end there are fewer of both.
 class Gates : public ::testing::TestWithParam<Gate> {};
 
+/// `gate` and `up`, rows of `width` each, in turns.
+std::vector<float> in_turns(const std::vector<float>& gate, const std::vector<float>& up,
+                            std::int64_t width) {
+  std::vector<float> turns;
+  for (auto row = gate.begin(), other = up.begin(); row != gate.end(); row += width, other += width) {
+    for (std::int64_t first = 0; first < width; first += kGateRows) {
+      const std::int64_t count = std::min(kGateRows, width - first);
+      turns.insert(turns.end(), row + first, row + first + count);
+      turns.insert(turns.end(), other + first, other + first + count);
+    }
+  }
+  return turns;
+}
+
 TEST_P(Gates, EachGateMeetsItsUp) {
-  const auto loop = GetParam() == Gate::gelu ? kernels().geglu : kernels().swiglu;
+  const Kernels& loops = kernels();
+  const auto loop = GetParam() == Gate::gelu      ? loops.geglu
+                    : GetParam() == Gate::clamped ? loops.clamped_glu
+                                                  : loops.swiglu;
   for (const std::int64_t width : kWidths) {
-    SCOPED_TRACE(width);
-    const auto gate = random_floats(kRows * width, 4);
-    const auto up = random_floats(kRows * width, 5);
-    std::vector<float> product;
-    for (std::int64_t r = 0; r < kRows; ++r) {
-      for (std::int64_t first = 0; first < width; first += kGateRows) {
-        const std::int64_t count = std::min(kGateRows, width - first);
-        for (const auto* const from : {&gate, &up}) {
-          const auto begin = from->begin() + r * width + first;
-          product.insert(product.end(), begin, begin + count);
-        }
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(width);
+      const auto gate = random_floats(kRows * width, 4);
+      const auto up = random_floats(kRows * width, 5);
+      const auto own = biased ? random_floats(width, 8) : std::vector<float>(static_cast<std::size_t>(width));
+      const auto other = biased ? random_floats(width, 9) : own;
+      const auto bias = biased ? in_turns(own, other, width) : std::vector<float>();
+      const auto product = in_turns(gate, up, width);
+      std::vector<float> wanted(gate.size()), got(gate.size() + 1, 12345.0F);
+      std::vector<std::uint16_t> wanted_narrow(gate.size()), narrow(gate.size() + 1, 0x1234);
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        const std::size_t column = i % static_cast<std::size_t>(width);
+        const float pair[] = {gate[i] + own[column], up[i] + other[column]};
+        loop(pair, 1, &wanted[i]);
+        loops.to_bf16(&wanted[i], 1, &wanted_narrow[i]);
       }
+      give_tiles(product, 2 * width, GateSink(GetParam(), got.data(), width, bias, false));
+      give_tiles(product, 2 * width, GateSink(GetParam(), narrow.data(), width, bias, true));
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        ASSERT_EQ(got[i], wanted[i]) << i;
+        ASSERT_EQ(narrow[i], wanted_narrow[i]) << i;
+      }
+      EXPECT_EQ(got.back(), 12345.0F);
+      EXPECT_EQ(narrow.back(), 0x1234);
     }
-    std::vector<float> wanted(gate.size()), got(gate.size() + 1, 12345.0F);
-    std::vector<std::uint16_t> wanted_narrow(gate.size()), narrow(gate.size() + 1, 0x1234);
-    for (std::size_t i = 0; i < gate.size(); ++i) {
-      const float pair[] = {gate[i], up[i]};
-      loop(pair, 1, &wanted[i]);
-      kernels().to_bf16(&wanted[i], 1, &wanted_narrow[i]);
-    }
-    give_tiles(product, 2 * width, GateSink(GetParam(), got.data(), width, false));
-    give_tiles(product, 2 * width, GateSink(GetParam(), narrow.data(), width, true));
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      ASSERT_EQ(got[i], wanted[i]) << i;
-      ASSERT_EQ(narrow[i], wanted_narrow[i]) << i;
-    }
-    EXPECT_EQ(got.back(), 12345.0F);
-    EXPECT_EQ(narrow.back(), 0x1234);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, Gates, ::testing::Values(Gate::silu, Gate::gelu));
+INSTANTIATE_TEST_SUITE_P(Each, Gates, ::testing::Values(Gate::silu, Gate::gelu, Gate::clamped));
 
 }  // namespace
 }  // namespace headwater::runtime

@@ -105,7 +105,7 @@ class BadModels(Refusals):
                 ("llama.attention.layer_norm_rms_epsilon", (F32, float("nan")), "epsilon"),
                 ("llama.attention.layer_norm_rms_epsilon", (BOOL, 1), "epsilon"),
                 ("general.architecture", (U32, 3), "general.architecture"), ("general.architecture", (TEXT, "mamba"), "mamba"),
-                ("general.architecture", (TEXT, "gpt2"), ["general.architecture is 'gpt2'", "allowed: qwen3, qwen3moe, qwen2, llama, gemma3"]),
+                ("general.architecture", (TEXT, "gpt2"), ["general.architecture is 'gpt2'", "allowed: qwen3, qwen3moe, qwen2, llama, gpt-oss, gemma3"]),
                 ("llama.rope.freq_base", (F32, float("inf")), "freq_base"), ("llama.rope.dimension_count", (U32, 99), "dimension_count"),
                 ("llama.attention.sliding_window", (U32, 64), "sliding"), ("llama.expert_count", (U32, 8), "llama.expert_used_count"),
                 ("tokenizer.ggml.model", (TEXT, "rwkv"), "tokenizer.ggml.model"),

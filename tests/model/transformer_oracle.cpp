@@ -130,8 +130,9 @@ Bounded logit(std::span<const Bounded> q, std::span<const Bounded> k, double own
 // INTRA-1 for one query: softmax of the logits, and the mean of the value rows under it. One weight is off by the
 // logit's error, 2 u |s - m| in the exponent and 4 u of the exponential, 5 u for each time that the maximum rises; the
 // normalisation repeats the worst of that; the two sums and a quotient come on top.
-BoundedRow attention(std::span<const Bounded> logits, std::span<const std::span<const Bounded>> values) {
-  double most = -std::numeric_limits<double>::infinity();
+BoundedRow attention(std::span<const Bounded> logits, std::span<const std::span<const Bounded>> values,
+                     double sink) {
+  double most = sink;  // LOGIT-4: a logit without a value; minus infinity: none
   double least = std::numeric_limits<double>::infinity();
   double records = 0;
   double logit_error = 0;
@@ -141,7 +142,7 @@ BoundedRow attention(std::span<const Bounded> logits, std::span<const std::span<
     least = std::min(least, s.value);
     logit_error = std::max(logit_error, s.error);
   }
-  double weights = 0;
+  double weights = std::exp(sink - most);
   for (const Bounded& s : logits) weights += std::exp(s.value - most);
   const double spread = most - least + 2 * logit_error;
   const double one_weight = logit_error + (2 * spread + 4 + 5 * (records + 1)) * kUnit;
@@ -159,7 +160,8 @@ BoundedRow attention(std::span<const Bounded> logits, std::span<const std::span<
   return mean;
 }
 
-BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHeads> tokens) {
+BoundedRow attend(const TransformerShape& shape, const TransformerLayer& layer,
+                  std::span<const TransformerHeads> tokens) {
   const std::int64_t group = shape.heads / shape.heads_kv;
   const auto d = static_cast<std::size_t>(shape.d_head);
   const auto dv = static_cast<std::size_t>(shape.d_value);
@@ -174,34 +176,51 @@ BoundedRow attend(const TransformerShape& shape, std::span<const TransformerHead
       logits.push_back(logit(query, std::span(token.key).subspan(head_kv * d, d), shape.attention_scale));
       values.push_back(std::span(token.value).subspan(head_kv * dv, dv));
     }
-    const BoundedRow mean = attention(logits, values);
+    const double sink = layer.sinks.empty() ? -std::numeric_limits<double>::infinity() : layer.sinks[head];
+    const BoundedRow mean = attention(logits, values, sink);
     out.insert(out.end(), mean.begin(), mean.end());
   }
   return out;
 }
 
+/// The three matrices of a feed-forward part, and biases where there are some.
+struct Part {
+  Matrix gate, up, down;
+  std::span<const double> gate_bias, up_bias, down_bias;
+};
+
 // SwiGLU (Shazeer, 2020): y = W_down (silu(W_gate x) * W_up x), silu(g) = g / (1 + e^-t), t = g; with GeGLU
-// t = 2 sqrt(2 / pi) (g + 0.044715 g^3).
-BoundedRow mlp(const TransformerShape& shape, const Matrix& gates, const Matrix& ups, const Matrix& downs,
-               std::span<const Bounded> x) {
-  BoundedRow gate = product(gates, {}, x);
-  const BoundedRow up = product(ups, {}, x);
+// t = 2 sqrt(2 / pi) (g + 0.044715 g^3); Activation::clamped has t = 1.702 g.
+BoundedRow mlp(const TransformerShape& shape, const Part& part, std::span<const Bounded> x) {
+  const bool clamped = shape.activation == Activation::clamped;
+  BoundedRow gate = product(part.gate, part.gate_bias, x);
+  BoundedRow up = product(part.up, part.up_bias, x);
   for (std::size_t i = 0; i < gate.size(); ++i) {
+    if (clamped) {
+      constexpr double kLimit = 7;
+      gate[i].value = std::min(gate[i].value, kLimit);
+      up[i].value = std::clamp(up[i].value, -kLimit, kLimit) + 1;
+      up[i].error += kUnit * size_of(up[i]);
+    }
     const double g = gate[i].value;
-    const double t = shape.gelu ? 2 * std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g) : g;
+    const double t = shape.activation == Activation::gelu
+                         ? 2 * std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g)
+                         : (clamped ? 1.702 : 1) * g;
     const double silu = g / (1 + std::exp(-t));
     constexpr double kSteepest = 1.13;  // |silu'| <= 1.0999, |gelu'| <= 1.1290
-    // An exponential of 2 ulp whose argument is off by 2 u |t| (with GeGLU by 7: constants, products and a sum), which
-    // matters where |t| < 16 (below that silu vanishes, above it is g); a sum, a quotient, a product.
-    const double argument = (shape.gelu ? 7 : 2) * 16;
+    // An exponential of 2 ulp whose argument is off by 2 u |t| (with constants, products and a sum by 7), which matters
+    // where |t| < 16 (below that silu vanishes, above it is g); a sum, a quotient, a product.
+    const double argument = (shape.activation == Activation::silu ? 2 : 7) * 16;
     const double silu_error =
         kSteepest * gate[i].error + (7 + argument) * kUnit * std::abs(silu) + kUnderflow;
     const double value = silu * up[i].value;
     gate[i].error = silu_error * size_of(up[i]) + std::abs(silu) * up[i].error + kUnit * std::abs(value);
     gate[i].value = value;
   }
-  return product(downs, {}, gate);
+  return product(part.down, part.down_bias, gate);
 }
+
+Part part_of(const TransformerLayer& layer) { return {layer.gate, layer.up, layer.down, {}, {}, {}}; }
 
 /// One of `count` matrices that stand one after the other.
 Matrix one_of(const Matrix& all, std::size_t index, std::size_t count) {
@@ -212,10 +231,14 @@ Matrix one_of(const Matrix& all, std::size_t index, std::size_t count) {
           {from, from + static_cast<std::ptrdiff_t>(size)}};
 }
 
+std::span<const double> one_of(const std::vector<double>& all, std::size_t index, std::size_t count) {
+  return std::span(all).subspan(index * (all.size() / count), all.size() / count);
+}
+
 /// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those. Which these are must not
 /// hang on a rounding.
 BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
-  const BoundedRow logits = product(layer.router, {}, x);
+  const BoundedRow logits = product(layer.router, layer.router_bias, x);
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -242,8 +265,12 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
   for (std::size_t i = 0; i < used; ++i) {
     const std::size_t e = order[i];
     const double weight = std::exp(logits[e].value - logits[order[0]].value) / total;
-    const BoundedRow own = mlp(shape, one_of(layer.gate, e, logits.size()),
-                               one_of(layer.up, e, logits.size()), one_of(layer.down, e, logits.size()), x);
+    const std::size_t n = logits.size();
+    const BoundedRow own =
+        mlp(shape,
+            {one_of(layer.gate, e, n), one_of(layer.up, e, n), one_of(layer.down, e, n),
+             one_of(layer.gate_bias, e, n), one_of(layer.up_bias, e, n), one_of(layer.down_bias, e, n)},
+            x);
     for (std::size_t c = 0; c < sum.size(); ++c) {
       sum[c].value += weight * own[c].value;
       // A product with the weight, and a sum for each expert.
@@ -288,7 +315,7 @@ BoundedRow transformer_attention(const TransformerShape& shape, const Transforme
     for (Bounded& x : token.value) x.error += shape.stored_round_off * size_of(x);
   }
   BoundedRow result = residual;
-  add(shape, result, product(layer.output, layer.output_bias, attend(shape, stored)),
+  add(shape, result, product(layer.output, layer.output_bias, attend(shape, layer, stored)),
       layer.attention_after_norm);
   return result;
 }
@@ -298,8 +325,7 @@ BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer
   BoundedRow result = residual;
   const BoundedRow x =
       layer.mlp_norm.empty() ? residual : rms_norm(residual, layer.mlp_norm, shape.norm_epsilon);
-  add(shape, result,
-      layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, layer.gate, layer.up, layer.down, x),
+  add(shape, result, layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x),
       layer.mlp_after_norm);
   return result;
 }

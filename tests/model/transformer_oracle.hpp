@@ -35,9 +35,15 @@ struct TransformerLayer {
   Matrix
       router;  ///< of experts, which stand one after the other in gate, up and down; no rows: there are none
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
+  std::vector<double> router_bias, gate_bias, up_bias, down_bias;  ///< of experts
+  std::vector<double> sinks;                                       ///< a logit for each query head
   std::int64_t window = 0;                  ///< tokens that one sees, itself among them; 0: all
   std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
 };
+
+/// What a gate goes through: SwiGLU, GeGLU, or gpt-oss's x / (1 + e^(-1.702 x)), both halves clamped to 7 and 1 added to the
+/// other one.
+enum class Activation : std::uint8_t { silu, gelu, clamped };
 
 struct TransformerShape {
   std::int64_t heads = 1;
@@ -49,7 +55,7 @@ struct TransformerShape {
   double magnitude = 1.0;
   double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
   double residual_scale = 1;
-  bool gelu = false;  ///< GeGLU in place of SwiGLU
+  Activation activation = Activation::silu;
   std::int64_t experts_used = 0;
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =

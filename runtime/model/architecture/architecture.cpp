@@ -10,6 +10,7 @@ constexpr std::array kArchitectures = {
     Architecture{"qwen3moe", "Qwen3 with experts", describe_qwen3moe},
     Architecture{"qwen2", "Qwen2, Qwen2.5", describe_qwen2},
     Architecture{"llama", "Llama 2 and 3, Mistral, Mixtral, SmolLM2", describe_llama},
+    Architecture{"gpt-oss", "gpt-oss", describe_gpt_oss},
     Architecture{"gemma3", "Gemma 3", describe_gemma3},
     Architecture{"gemma2", "Gemma 2", describe_gemma2},
     Architecture{"smollm3", "SmolLM3", describe_smollm3},

@@ -24,6 +24,7 @@ struct Architecture {
 void describe_gemma2(const Keys& keys, ModelConfig& config);
 void describe_gemma3(const Keys& keys, ModelConfig& config);
 void describe_glm4(const Keys& keys, ModelConfig& config);
+void describe_gpt_oss(const Keys& keys, ModelConfig& config);
 void describe_granite(const Keys& keys, ModelConfig& config);
 void describe_granitemoe(const Keys& keys, ModelConfig& config);
 void describe_llama(const Keys& keys, ModelConfig& config);

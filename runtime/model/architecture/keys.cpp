@@ -270,13 +270,14 @@ std::int64_t Keys::rotated(const ModelConfig& config) const {
                            length_key, config.heads, config.d_head, config.width, allowed));
 }
 
-RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base, double fallback,
-                               bool scaled) const {
+RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base, double fallback, bool scaled,
+                               bool whole_pairs) const {
   const std::int64_t pairs = rotated(config) / 2;
   const double theta = positive(base, fallback);
   if (theta < 1) file_.refuse(fmt::format("{} is {}; allowed: 1 or more", key(base), theta));
   if (!scaled) return rope_frequencies(2 * pairs, theta, {}, {});
-  const RopeScaling how = scaling(config);
+  RopeScaling how = scaling(config);
+  how.whole_pairs = whole_pairs;
   if (how.kind == RopeScaling::Kind::yarn && theta <= 1) {
     file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key(base), theta));
   }

@@ -32,9 +32,9 @@ class Keys {
   /// What every architecture has: sizes, epsilon, vocabulary, the rotation of the usual keys, and layers of it.
   void read_common(ModelConfig& config) const;
   /// The rotation over the model's rotated dimensions by the base under this key; `scaled`: with the scaling that the file
-  /// says (Llama 3's divisors, linear, YaRN).
+  /// says (Llama 3's divisors, linear, YaRN, this between `whole_pairs`).
   [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
-                                         bool scaled) const;
+                                         bool scaled, bool whole_pairs = true) const;
   static constexpr std::int64_t kEveryLayer = 0;
   /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as attention.sliding_window_pattern says:
   /// another period, or for each layer whether it has one.

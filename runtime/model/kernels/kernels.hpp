@@ -27,6 +27,9 @@ struct Kernels {
   /// GeGLU (Shazeer, 2020) likewise: out[i] = gelu(gate[i]) * up[i], gelu(g) = g / 2 * (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))).
   void (*geglu)(const float* x, std::int64_t n, float* out);
   void (*geglu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  /// Likewise out[i] = g / (1 + exp(-1.702 g)) * (u + 1), g = min(gate[i], 7), u = up[i] within -7 .. 7.
+  void (*clamped_glu)(const float* x, std::int64_t n, float* out);
+  void (*clamped_glu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine are in the two arrays.
