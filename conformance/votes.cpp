@@ -60,7 +60,8 @@ constexpr Eigen::Index kGroupColumns = 8;
 
 // SKE-3, SKE-4.
 constexpr Eigen::Index kColumnChoosers = 256;
-constexpr std::size_t kSketchColumns = 32;
+constexpr std::size_t kColumnsOfLot = 32;
+constexpr std::size_t kMostColumns = 256;
 constexpr double kLargestInteger = 127.0;
 
 Eigen::Index groups_of(Eigen::Index columns) { return (columns + kGroupColumns - 1) / kGroupColumns; }
@@ -344,7 +345,8 @@ std::vector<Eigen::Index> sketch_columns(const Eigen::MatrixXd& keys) {
   std::iota(columns.begin(), columns.end(), 0);
   std::stable_sort(columns.begin(), columns.end(),
                    [&](Eigen::Index a, Eigen::Index b) { return size(a) > size(b); });
-  columns.resize(std::min(columns.size(), kSketchColumns));
+  const std::size_t lots = (columns.size() + 2 * kColumnsOfLot - 1) / (2 * kColumnsOfLot);
+  columns.resize(std::min({columns.size(), kMostColumns, lots * kColumnsOfLot}));
   std::sort(columns.begin(), columns.end());
   return columns;
 }

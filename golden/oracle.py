@@ -208,7 +208,6 @@ def set_of_sketch_votes(options, begin, votes):
     return np.sort(np.concatenate([fixed, candidates[allowed][best(votes[allowed], most)]])).astype(np.int64)
 
 
-SKETCH_COLUMNS = 32  # SKE-3
 COLUMN_CHOOSERS = 256  # positions
 
 
@@ -608,7 +607,7 @@ class Oracle:
         sums = np.zeros(self.k.shape[2])
         for row in self.k[: min(begin, COLUMN_CHOOSERS), kv_head]:
             sums += row * row
-        return best(np.where(np.isnan(sums), np.inf, sums), SKETCH_COLUMNS)
+        return best(np.where(np.isnan(sums), np.inf, sums), min(len(sums), 256, -(-len(sums) // 64) * 32))
 
     def vote_by_sketches(self, kv_head, begin, first, last):
         """SKE-4 to SKE-6: (votes of the candidates, what an engine may be off by)."""

@@ -55,7 +55,7 @@ std::vector<std::int64_t> sketch_columns(const Matrix& k) {
     const double right = sums[static_cast<std::size_t>(b)];
     return left > right || (left == right && a < b);
   });
-  columns.resize(static_cast<std::size_t>(std::min(k.columns, kSketchColumns)));
+  columns.resize(static_cast<std::size_t>(sketch_size(k.columns)));
   std::sort(columns.begin(), columns.end());
   return columns;
 }

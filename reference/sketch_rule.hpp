@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,8 +23,10 @@ struct SketchedPast {
 [[nodiscard]] SketchedPast sketched_past(std::int64_t begin, std::int64_t local, std::int64_t heavy,
                                          std::int64_t pinned);
 
-/// SKE-3: the most columns of a sketch, and the first positions that choose them.
-inline constexpr std::int64_t kSketchColumns = 32;
+/// SKE-3: the columns of a sketch of a row of d elements, and the first positions that choose them.
+inline std::int64_t sketch_size(std::int64_t d) {
+  return std::min({d, std::int64_t{256}, 32 * ((d + 63) / 64)});
+}
 inline constexpr std::int64_t kColumnChoosers = 256;
 
 /// SKE-3: X, ascending. k: row j is the stored key of position j, of all positions before the chunk.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/numbers.hpp"
@@ -27,8 +28,9 @@ class SketchKernels : public ::testing::TestWithParam<int> {
 
 /// Rows of sketches: integers -127 .. 127, and what a vote makes of them.
 struct Sketches {
-  explicit Sketches(std::int64_t n, unsigned seed, float largest_factor)
-      : integers(static_cast<std::size_t>(n * kSketchColumns)),
+  Sketches(std::int64_t n, std::int64_t integers_each, unsigned seed, float largest_factor)
+      : width(integers_each),
+        integers(static_cast<std::size_t>(n * width)),
         factor(static_cast<std::size_t>(n)),
         offset(factor.size()) {
     std::mt19937 random(seed);
@@ -38,14 +40,15 @@ struct Sketches {
     for (float& x : factor) x = real(random);
     for (float& x : offset) x = 8 * real(random) - 4;
   }
+  std::int64_t width;
   std::vector<float> integers, factor, offset;
 };
 
 double product(const Sketches& a, std::int64_t i, const Sketches& b, std::int64_t j) {
   double sum = 0;
-  for (std::int64_t x = 0; x < kSketchColumns; ++x) {
-    sum += static_cast<double>(a.integers[static_cast<std::size_t>(i * kSketchColumns + x)]) *
-           static_cast<double>(b.integers[static_cast<std::size_t>(j * kSketchColumns + x)]);
+  for (std::int64_t x = 0; x < a.width; ++x) {
+    sum += static_cast<double>(a.integers[static_cast<std::size_t>(i * a.width + x)]) *
+           static_cast<double>(b.integers[static_cast<std::size_t>(j * b.width + x)]);
   }
   return sum;
 }
@@ -53,13 +56,20 @@ double product(const Sketches& a, std::int64_t i, const Sketches& b, std::int64_
 TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  const std::int64_t width = 80;
+  const std::int64_t width = 600;
   // Zeros, what has no sketch, and units at both ends of the floats. 3e-38 is too small for a finite 127 / a.
   const float special[] = {0.0f, kNan, kInf, -kInf, 3e-38f, 1e-41f, 3e38f, -0.0f};
   const std::int64_t n = 8 + std::ssize(special);
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-    for (const std::int64_t columns : {1, 5, 31, 32}) {
-      SketchColumns taken{columns, {}};
+    for (const auto& [columns, integers_each] : {std::pair<std::int64_t, std::int64_t>{1, 32},
+                                                 {5, 32},
+                                                 {31, 32},
+                                                 {32, 32},
+                                                 {33, 64},
+                                                 {128, 128},
+                                                 {255, 256},
+                                                 {256, 256}}) {
+      SketchColumns taken{integers_each, columns, {}};
       for (std::int64_t x = 0; x < columns; ++x) taken.column[x] = static_cast<std::int32_t>(2 * x + x / 16);
       std::vector<float> values(static_cast<std::size_t>(n * width));
       for (float& x : values) x = normal(random);
@@ -73,7 +83,7 @@ TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
       std::vector<unsigned char> rows(values.size() * dtype_size(type) + 1);
       core::narrow(values.data(), std::ssize(values), type, rows.data() + 1);  // at an odd address
       core::widen(rows.data() + 1, type, std::ssize(values), values.data());
-      std::vector<float> integers(static_cast<std::size_t>(n * kSketchColumns), 99.0f);
+      std::vector<float> integers(static_cast<std::size_t>(n * integers_each), 99.0f);
       std::vector<float> units(static_cast<std::size_t>(n));
       variant->kernels->sketch_rows(rows.data() + 1, width * static_cast<std::int64_t>(dtype_size(type)), n,
                                     type, taken, integers.data(), units.data());
@@ -95,9 +105,9 @@ TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
           EXPECT_EQ(unit, largest / 127.0f);
         }
         const float per_unit = 127.0f / largest;
-        for (std::int64_t x = 0; x < kSketchColumns; ++x) {
+        for (std::int64_t x = 0; x < integers_each; ++x) {
           const bool zero = x >= columns || !exists || std::isinf(per_unit);
-          EXPECT_EQ(integers[static_cast<std::size_t>(r * kSketchColumns + x)],
+          EXPECT_EQ(integers[static_cast<std::size_t>(r * integers_each + x)],
                     zero ? 0.0f : std::nearbyint(value(x) * per_unit))
               << x;
         }
@@ -108,7 +118,7 @@ TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
 
 TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
   const std::int64_t n = 37;
-  const Sketches rows(n, 1, 1.0f);
+  const Sketches rows(n, 32, 1, 1.0f);
   std::vector<float> block(static_cast<std::size_t>(n * kBlockRows));
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
@@ -149,21 +159,23 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInIntegers) {
   const SketchTable* table = sketch_kernels(*variant->kernels);
   if (!table) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
   for (const std::int64_t n : {0, 1, 3, 4, 5, 11}) {
-    for (const std::int64_t tiles : {1, 2, 3}) {
-      const Sketches rows(n, 1, 1e-4f);
-      const Sketches keys(tiles * kKeyTile, 2, 1.0f);
+    for (const auto& [tiles, width] :
+         {std::pair<std::int64_t, std::int64_t>{1, 32}, {2, 32}, {3, 32}, {3, 64}, {2, 96}, {3, 256}}) {
+      const Sketches rows(n, width, 1, 1e-4f);
+      const Sketches keys(tiles * kKeyTile, width, 2, 1.0f);
       std::vector<float> units = keys.factor;
       units[3] = kNan;
-      std::vector<unsigned char> packed(static_cast<std::size_t>(tiles * table->tile_bytes));
+      const std::int64_t tile_bytes = table->tile_bytes(width);
+      std::vector<unsigned char> packed(static_cast<std::size_t>(tiles * tile_bytes));
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        const std::int64_t at = tile * kKeyTile * kSketchColumns;
-        table->pack(keys.integers.data() + at, kKeyTile, packed.data() + tile * table->tile_bytes);
+        const std::int64_t at = tile * kKeyTile * width;
+        table->pack(keys.integers.data() + at, kKeyTile, width, packed.data() + tile * tile_bytes);
       }
       std::vector<std::uint8_t> bytes(rows.integers.size());
       for (std::size_t i = 0; i < bytes.size(); ++i)
         bytes[i] = static_cast<std::uint8_t>(static_cast<int>(rows.integers[i]) + table->row_bias);
       std::vector<float> votes(units.size(), -kInf);
-      table->raise_votes({n, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
+      table->raise_votes({n, width, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
                          units.data(), tiles, votes.data());
       for (std::int64_t j = 0; j < tiles * kKeyTile; ++j) {
         double best = -std::numeric_limits<double>::infinity();
@@ -176,7 +188,8 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInIntegers) {
         if (best < 0 && std::isinf(best)) {
           EXPECT_EQ(votes[static_cast<std::size_t>(j)], -kInf) << j;
         } else {
-          EXPECT_NEAR(votes[static_cast<std::size_t>(j)], best, 1e-5) << n << " rows, key " << j;
+          EXPECT_NEAR(votes[static_cast<std::size_t>(j)], best, 1e-5 * static_cast<double>(width / 32))
+              << n << " rows, key " << j;
         }
       }
     }

@@ -65,6 +65,29 @@ TEST(SketchColumns, ThirtyTwoWithTheLargestSquares) {
   EXPECT_EQ(sketch_columns(k).back(), 32);
 }
 
+// Half of them, in whole lots of 32, up to 256.
+TEST(SketchColumns, HalfOfManyInLotsOf32) {
+  for (const auto& [d, wanted] : {std::pair<std::int64_t, std::size_t>{1, 1},
+                                  {31, 31},
+                                  {32, 32},
+                                  {33, 32},
+                                  {64, 32},
+                                  {65, 64},
+                                  {80, 64},
+                                  {128, 64},
+                                  {129, 96},
+                                  {256, 128},
+                                  {512, 256},
+                                  {513, 256},
+                                  {4096, 256}}) {
+    Matrix k(1, d);
+    for (std::int64_t x = 0; x < d; ++x) k.row(0)[static_cast<std::size_t>(x)] = static_cast<double>(x + 1);
+    const Columns columns = sketch_columns(k);
+    EXPECT_EQ(columns.size(), wanted) << d;
+    EXPECT_EQ(columns.front(), d - static_cast<std::int64_t>(wanted)) << d;
+  }
+}
+
 // Position 256 has no say, position 255 has.
 TEST(SketchColumns, TheFirst256PositionsChoose) {
   Matrix k(257, 33);

@@ -9,18 +9,19 @@ namespace headwater::cpu {
 /// Rows of a query block whose sketches vote (SKE-6).
 struct SketchedRows {
   std::int64_t n = 0;
-  const std::uint8_t* bytes = nullptr;  ///< [n][kSketchColumns] integers plus SketchTable::row_bias
+  std::int64_t width = 0;               ///< integers of a sketch
+  const std::uint8_t* bytes = nullptr;  ///< [n][width] integers plus SketchTable::row_bias
   const float* factor = nullptr;        ///< scale times the row's unit
   const float* offset = nullptr;        ///< the row's own weight (SKE-5)
 };
 
 /// Kernels that multiply sketches in integers.
 struct SketchTable {
-  std::int64_t tile_bytes;  ///< of kKeyTile packed sketches
-  int row_bias;             ///< what SketchedRows::bytes have more than the integers
+  std::int64_t (*tile_bytes)(std::int64_t width);  ///< of kKeyTile packed sketches
+  int row_bias;                                    ///< what SketchedRows::bytes have more than the integers
 
   /// The integers of n <= kKeyTile sketches as raise_votes() reads them, into a tile.
-  void (*pack)(const float* integers, std::int64_t n, unsigned char* tile);
+  void (*pack)(const float* integers, std::int64_t n, std::int64_t width, unsigned char* tile);
 
   /// SKE-6 without cap and slope: votes[key] = the largest of votes[key] and product * (factor * units[key]) - offset over
   /// all rows, for the keys of n_tiles tiles; a NaN is never larger.

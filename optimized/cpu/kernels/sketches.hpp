@@ -29,7 +29,7 @@ void sketch_rows(const void* rows, std::int64_t stride, std::int64_t n_rows, DTy
   constexpr std::uint32_t kInfinity = 0x7F800000u;
   for (std::int64_t r = 0; r < n_rows; ++r) {
     const auto* row = static_cast<const unsigned char*>(rows) + r * stride;
-    float taken[kSketchColumns] = {};
+    float taken[kMostSketchColumns] = {};
     switch (type) {
       case DType::f32:
         take_columns<std::uint32_t>(
@@ -39,8 +39,8 @@ void sketch_rows(const void* rows, std::int64_t stride, std::int64_t n_rows, DTy
       case DType::bf16: take_columns<std::uint16_t>(row, columns, One::one_bf16, taken); break;
     }
     std::uint32_t largest = 0;
-    for (const float x : taken) {
-      const std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, x) & 0x7FFFFFFFu;
+    for (std::int64_t x = 0; x < columns.width; ++x) {
+      const std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, taken[x]) & 0x7FFFFFFFu;
       largest = magnitude > largest ? magnitude : largest;
     }
     const bool exists = largest < kInfinity;
@@ -48,11 +48,10 @@ void sketch_rows(const void* rows, std::int64_t stride, std::int64_t n_rows, DTy
     const float per_unit = kSketchInteger / a;
     units[r] = exists ? a / kSketchInteger : __builtin_nanf("");
     const bool zero = !exists || per_unit > __FLT_MAX__;
-    for (float& x : taken) {
-      const float rounded = x * per_unit + kRoundsToInteger - kRoundsToInteger;
-      x = zero ? 0.0f : rounded;
+    for (std::int64_t x = 0; x < columns.width; ++x) {
+      const float rounded = taken[x] * per_unit + kRoundsToInteger - kRoundsToInteger;
+      integers[r * columns.width + x] = zero ? 0.0f : rounded;
     }
-    __builtin_memcpy(integers + r * kSketchColumns, taken, sizeof taken);
   }
 }
 

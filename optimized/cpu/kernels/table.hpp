@@ -39,14 +39,22 @@ inline constexpr std::int64_t kKeyTile = 32;
 
 inline std::int64_t key_tiles(std::int64_t n_keys) { return (n_keys + kKeyTile - 1) / kKeyTile; }
 
-/// Columns of a sketch, ascending (SKE-3); where there are fewer, zeros follow the integers.
-inline constexpr std::int64_t kSketchColumns = 32;
+/// Integers of a sketch of a row of d elements: a multiple of kSketchLot. Where there are fewer columns (SKE-3), zeros follow.
+inline constexpr std::int64_t kSketchLot = 32;
+inline constexpr std::int64_t kMostSketchColumns = 256;
+constexpr std::int64_t sketch_width(std::int64_t d) {
+  const std::int64_t half = (d + 2 * kSketchLot - 1) / (2 * kSketchLot) * kSketchLot;
+  return half < kMostSketchColumns ? half : kMostSketchColumns;
+}
+/// Columns of a sketch, ascending (SKE-3).
 struct SketchColumns {
+  std::int64_t width;  ///< sketch_width()
   std::int64_t n;
-  std::int32_t column[kSketchColumns];
+  std::int32_t column[kMostSketchColumns];
 };
 /// The largest integer of a sketch (SKE-4).
 inline constexpr float kSketchInteger = 127.0f;
+static_assert(kMostSketchColumns * 127 * 127 < 1 << 24, "their products are exact in F32");
 
 struct SketchTable;
 
@@ -135,7 +143,7 @@ struct KernelTable {
   void (*spread)(const void* const* rows, std::int64_t n_rows, DType type, std::int64_t n, float* mean,
                  float* squares);
 
-  /// SKE-4 of n_rows rows, `stride` bytes apart at any alignment: integers[row][kSketchColumns], and the units; NaN and zeros
+  /// SKE-4 of n_rows rows, `stride` bytes apart at any alignment: integers[row][columns.width], and the units; NaN and zeros
   /// for a row that has no sketch.
   void (*sketch_rows)(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type,
                       const SketchColumns& columns, float* integers, float* units);

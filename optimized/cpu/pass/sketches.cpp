@@ -32,8 +32,8 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
     : out(core::checked_product(row_blocks, kBlockRows, data.widest.d_value)),
       max(core::checked_product(row_blocks, kBlockRows)),
       sum(max.size()),
-      integers(core::checked_product(std::max(rows, kBlockRows), kSketchColumns)),
-      query_bytes(core::checked_product(rows, kSketchColumns)),
+      integers(core::checked_product(std::max(rows, kBlockRows), sketch_width(data.widest.d_head))),
+      query_bytes(core::checked_product(rows, sketch_width(data.widest.d_head))),
       factor(rows),
       offset(rows),
       positions(rows),
@@ -63,7 +63,8 @@ SketchesPass::SketchesPass(SessionData& data, const SketchTable* integer_kernels
     const std::int64_t tiles = key_tiles(data.shape.capacity);
     bool in_floats = false;
     for (std::int64_t layer = 0; layer < data.widest.n_layer; ++layer) in_floats |= !in_integers(layer);
-    keys_ = core::Buffer<unsigned char>(core::checked_product(heads, tiles, tile_bytes(!in_floats)));
+    keys_ = core::Buffer<unsigned char>(
+        core::checked_product(heads, tiles, tile_bytes(!in_floats, sketch_width(data.widest.d_head))));
     units_ = core::Buffer<float>(core::checked_product(heads, tiles, kKeyTile));
     votes_ = core::Buffer<float>(core::checked_product(sets, data.shape.capacity));
   }
@@ -153,9 +154,10 @@ void SketchesPass::run_chunk(const LayerCall& call, const Window& window) {
 void SketchesPass::choose_columns(const LayerCall& call, std::int64_t begin, std::int64_t head_kv) {
   const std::int64_t d = data_.shape.d_head;
   SketchColumns& columns = columns_[static_cast<std::size_t>(head_kv)];
-  columns.n = std::min(d, kSketchColumns);
+  columns.width = width();
+  columns.n = std::min(d, columns.width);
   // The largest so far, and then those with the lower number.
-  std::array<double, kSketchColumns> sums;
+  std::array<double, kMostSketchColumns> sums;
   std::int64_t kept = 0;
   const bool all = HEADWATER_SABOTAGE("cpu.sketches.columns_by_all_keys");
   const std::int64_t keys = all ? begin : std::min(begin, kColumnChoosers);
@@ -201,14 +203,14 @@ void SketchesPass::sketch_keys(const LayerCall& call, const Past& past, std::int
     data_.kv.for_keys(call.layer, head_kv, past.pinned + at, n,
                       [&](const void* keys, std::int64_t done, std::int64_t some) {
                         data_.kernels.sketch_rows(keys, row_bytes, some, data_.kv.type(), columns,
-                                                  integers + done * kSketchColumns, units + done);
+                                                  integers + done * columns.width, units + done);
                       });
     const bool exact = in_integers(call.layer);
-    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(exact);
+    unsigned char* to = part(keys_, head_kv) + tile * tile_bytes(exact, columns.width);
     if (exact) {
-      integer_kernels_->pack(integers, n, to);
+      integer_kernels_->pack(integers, n, columns.width, to);
     } else {
-      data_.kernels.pack_queries(integers, kSketchColumns, n, kSketchColumns, reinterpret_cast<float*>(to));
+      data_.kernels.pack_queries(integers, columns.width, n, columns.width, reinterpret_cast<float*>(to));
     }
   }
 }
@@ -227,7 +229,7 @@ std::int64_t SketchesPass::sketch_queries(const LayerCall& call, std::int64_t be
     voters = {head, n, n};
     for (std::int64_t row = begin; row < end; row += kBlockRows, ++row_block) {
       const std::int64_t some = std::min(kBlockRows, end - row);
-      float* integers = scratch.integers.data() + n * kSketchColumns;
+      float* integers = scratch.integers.data() + n * columns.width;
       float units[kBlockRows];
       data_.kernels.sketch_rows(core::row_address(call.q, row - call.base(), head), stride, some, call.q.type,
                                 columns, integers, units);
@@ -239,7 +241,7 @@ std::int64_t SketchesPass::sketch_queries(const LayerCall& call, std::int64_t be
         if (std::isnan(units[r]) || !std::isfinite(own)) continue;
         const bool moves = n - first != r && !HEADWATER_SABOTAGE("cpu.sketches.row_of_one_that_has_no_vote");
         if (moves)
-          std::copy_n(integers + r * kSketchColumns, kSketchColumns, integers + (n - first) * kSketchColumns);
+          std::copy_n(integers + r * columns.width, columns.width, integers + (n - first) * columns.width);
         scratch.factor.data()[n] = call.scale() * units[r];
         scratch.offset.data()[n] = own;
         scratch.positions.data()[n] = static_cast<std::int32_t>(row + r);
@@ -261,13 +263,13 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
   const unsigned char* keys = part(keys_, head_kv);
   if (in_integers(call.layer)) {
     const auto bias = static_cast<float>(integer_kernels_->row_bias);
-    for (std::int64_t i = 0; i < rows * kSketchColumns; ++i) {
+    for (std::int64_t i = 0; i < rows * width(); ++i) {
       scratch.query_bytes.data()[i] =
           static_cast<std::uint8_t>(static_cast<std::int32_t>(scratch.integers.data()[i] + bias));
     }
     integer_kernels_->raise_votes(
-        {rows, scratch.query_bytes.data(), scratch.factor.data(), scratch.offset.data()}, keys, units, tiles,
-        votes);
+        {rows, width(), scratch.query_bytes.data(), scratch.factor.data(), scratch.offset.data()}, keys,
+        units, tiles, votes);
     return;
   }
   static_assert(kKeyTile == kBlockRows);  // a tile of keys is in the lanes
@@ -276,8 +278,8 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
     const float* unit = units + tile * kKeyTile;
     float* to = votes + tile * kKeyTile;
     const std::int64_t lanes = padded(std::min(kKeyTile, past.candidates - tile * kKeyTile), kLaneTile);
-    const auto* packed = reinterpret_cast<const float*>(keys + tile * tile_bytes(false));
-    data_.kernels.dot_products(packed, lanes, kSketchColumns, scratch.integers.data(), rows, 1.0f, block,
+    const auto* packed = reinterpret_cast<const float*>(keys + tile * tile_bytes(false, width()));
+    data_.kernels.dot_products(packed, lanes, width(), scratch.integers.data(), rows, 1.0f, block,
                                scratch.integers.data());
     for (const Voters& voters : scratch.voters) {
       const std::int64_t n = voters.end - voters.begin;

@@ -52,8 +52,8 @@ class SketchesPass {
     core::Buffer<float> max;  ///< [row blocks][kBlockRows] its BlockResult
     core::Buffer<float> sum;
     // Of the rows that vote.
-    core::Buffer<float> integers;            ///< [rows, at least kBlockRows][kSketchColumns], or of some keys
-    core::Buffer<std::uint8_t> query_bytes;  ///< [rows][kSketchColumns]
+    core::Buffer<float> integers;            ///< [rows, at least kBlockRows][width], or of some keys
+    core::Buffer<std::uint8_t> query_bytes;  ///< [rows][width]
     core::Buffer<float> factor;              ///< scale times unit
     core::Buffer<float> offset;              ///< own weight
     core::Buffer<std::int32_t> positions;    ///< of the rows
@@ -101,9 +101,11 @@ class SketchesPass {
   [[nodiscard]] bool in_integers(std::int64_t layer) const {
     return integer_kernels_ && data_.alibi.empty() && !(data_.options.softcap_of(layer) > 0);
   }
-  [[nodiscard]] std::int64_t tile_bytes(bool in_integers) const {
-    constexpr auto kInFloats = kKeyTile * kSketchColumns * static_cast<std::int64_t>(sizeof(float));
-    return in_integers ? integer_kernels_->tile_bytes : kInFloats;
+  /// Integers of a sketch of the current layer.
+  [[nodiscard]] std::int64_t width() const { return sketch_width(data_.shape.d_head); }
+  [[nodiscard]] std::int64_t tile_bytes(bool in_integers, std::int64_t width) const {
+    return in_integers ? integer_kernels_->tile_bytes(width)
+                       : kKeyTile * width * static_cast<std::int64_t>(sizeof(float));
   }
 
   SessionData& data_;

@@ -11,15 +11,15 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kVectors = static_cast<int>(kKeyTile / kLanes);
-constexpr std::int64_t kPairs = kSketchColumns / 2;
 
-/// To tile[kSketchColumns / 2][kKeyTile][2].
-void pack(const float* integers, std::int64_t n, unsigned char* tile) {
+std::int64_t tile_bytes(std::int64_t width) { return 2 * width * kKeyTile; }
+
+/// To tile[width / 2][kKeyTile][2].
+void pack(const float* integers, std::int64_t n, std::int64_t width, unsigned char* tile) {
   for (std::int64_t key = 0; key < n; ++key) {
-    for (std::int64_t pair = 0; pair < kPairs; ++pair) {
+    for (std::int64_t pair = 0; pair < width / 2; ++pair) {
       std::int16_t both[2];
-      for (int i = 0; i < 2; ++i)
-        both[i] = static_cast<std::int16_t>(integers[key * kSketchColumns + 2 * pair + i]);
+      for (int i = 0; i < 2; ++i) both[i] = static_cast<std::int16_t>(integers[key * width + 2 * pair + i]);
       __builtin_memcpy(tile + (pair * kKeyTile + key) * 4, both, sizeof both);
     }
   }
@@ -29,17 +29,17 @@ void pack(const float* integers, std::int64_t n, unsigned char* tile) {
 template <int Rows>
 void raise_of_rows(const SketchedRows& rows, std::int64_t row, const unsigned char* tile,
                    const __m256 (&unit)[kVectors], __m256 (&best)[kVectors]) {
-  alignas(32) std::int16_t wide[Rows][kSketchColumns];
+  alignas(32) std::int16_t wide[Rows][kMostSketchColumns];
   repeat<Rows>([&](auto r) {
-    const std::uint8_t* integers = rows.bytes + (row + r) * kSketchColumns;
-    for (std::int64_t x = 0; x < kSketchColumns; x += 16) {
+    const std::uint8_t* integers = rows.bytes + (row + r) * rows.width;
+    for (std::int64_t x = 0; x < rows.width; x += 16) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(integers + x));
       _mm256_store_si256(reinterpret_cast<__m256i*>(wide[r] + x), _mm256_cvtepi8_epi16(bytes));
     }
   });
   __m256i sums[Rows][kVectors];
   repeat<Rows>([&](auto r) { repeat<kVectors>([&](auto v) { sums[r][v] = _mm256_setzero_si256(); }); });
-  for (std::int64_t pair = 0; pair < kPairs; ++pair) {
+  for (std::int64_t pair = 0; pair < rows.width / 2; ++pair) {
     __m256i query[Rows];
     repeat<Rows>([&](auto r) {
       std::int32_t both = 0;
@@ -72,7 +72,7 @@ void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const flo
       unit[v] = _mm256_loadu_ps(units + tile * kKeyTile + v * kLanes);
       best[v] = _mm256_loadu_ps(votes + tile * kKeyTile + v * kLanes);
     });
-    const unsigned char* keys = tiles + tile * kSketchColumns * kKeyTile * 2;
+    const unsigned char* keys = tiles + tile * tile_bytes(rows.width);
     std::int64_t row = 0;
     for (; row + 2 <= rows.n; row += 2) raise_of_rows<2>(rows, row, keys, unit, best);
     if (row < rows.n) raise_of_rows<1>(rows, row, keys, unit, best);
@@ -83,6 +83,6 @@ void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const flo
 }  // namespace
 
 constinit const SketchTable avx2_sketches = {
-    .tile_bytes = 2 * kSketchColumns * kKeyTile, .row_bias = 0, .pack = pack, .raise_votes = raise_votes};
+    .tile_bytes = tile_bytes, .row_bias = 0, .pack = pack, .raise_votes = raise_votes};
 
 }  // namespace headwater::cpu

@@ -10,25 +10,26 @@ namespace {
 
 constexpr int kHalves = static_cast<int>(kKeyTile / Avx512::kWidth);  // vectors of a tile
 constexpr int kRowBias = 128;
-constexpr std::int64_t kProducts = kSketchColumns * kKeyTile;  // bytes of a tile that are multiplied
-constexpr std::int64_t kTileBytes = kProducts + kKeyTile * 4;
 
-/// To tile[kSketchColumns / 4][kKeyTile][4] and, for each key, -kRowBias times the sum of its integers.
-void pack(const float* integers, std::int64_t n, unsigned char* tile) {
+/// Bytes of a tile: products, and a number for each key.
+std::int64_t tile_bytes(std::int64_t width) { return (width + 4) * kKeyTile; }
+
+/// To tile[width / 4][kKeyTile][4] and, for each key, -kRowBias times the sum of its integers.
+void pack(const float* integers, std::int64_t n, std::int64_t width, unsigned char* tile) {
   for (std::int64_t key = 0; key < n; ++key) {
-    std::uint32_t fours[kSketchColumns / 4];
+    std::uint32_t fours[kMostSketchColumns / 4];
     __m512i sum = _mm512_setzero_si512();
-    for (std::int64_t x = 0; x < kSketchColumns; x += 16) {
-      const __m512i row = _mm512_cvtps_epi32(Avx512::load(integers + key * kSketchColumns + x));
+    for (std::int64_t x = 0; x < width; x += 16) {
+      const __m512i row = _mm512_cvtps_epi32(Avx512::load(integers + key * width + x));
       sum = _mm512_sub_epi32(sum, row);
       const __m128i bytes = _mm512_cvtepi32_epi8(row);
       __builtin_memcpy(fours + x / 4, &bytes, sizeof bytes);
     }
-    for (std::int64_t i = 0; i < kSketchColumns / 4; ++i) {
+    for (std::int64_t i = 0; i < width / 4; ++i) {
       __builtin_memcpy(tile + (i * kKeyTile + key) * 4, &fours[i], 4);
     }
     const std::int32_t shift = kRowBias * _mm512_reduce_add_epi32(sum);
-    __builtin_memcpy(tile + kProducts + key * 4, &shift, sizeof shift);
+    __builtin_memcpy(tile + width * kKeyTile + key * 4, &shift, sizeof shift);
   }
 }
 
@@ -37,6 +38,8 @@ template <int Rows, int Tiles>
 void raise_tile_votes(const SketchedRows& rows, const unsigned char* tiles, const float* units,
                       float* votes) {
   constexpr int kVectors = Tiles * kHalves;
+  const std::int64_t width = rows.width;
+  const std::int64_t apart = tile_bytes(width);
   __m512 best[kVectors];
   repeat<kVectors>([&](auto v) { best[v] = Avx512::load(votes + v * Avx512::kWidth); });
   std::int64_t row = 0;
@@ -44,19 +47,23 @@ void raise_tile_votes(const SketchedRows& rows, const unsigned char* tiles, cons
     __m512i sums[n][kVectors];
     repeat<kVectors>([&](auto v) {
       const __m512i shift =
-          _mm512_loadu_si512(tiles + v / kHalves * kTileBytes + kProducts + v % kHalves * 64);
+          _mm512_loadu_si512(tiles + v / kHalves * apart + width * kKeyTile + v % kHalves * 64);
       repeat<n>([&](auto r) { sums[r][v] = shift; });
     });
-    for (std::int64_t x = 0; x < kSketchColumns; x += 4) {
-      __m512i keys[kVectors];
-      repeat<kVectors>([&](auto v) {
-        keys[v] = _mm512_loadu_si512(tiles + v / kHalves * kTileBytes + x * kKeyTile + v % kHalves * 64);
-      });
-      repeat<n>([&](auto r) {
-        std::int32_t four = 0;
-        __builtin_memcpy(&four, rows.bytes + (row + r) * kSketchColumns + x, sizeof four);
-        const __m512i query = _mm512_set1_epi32(four);
-        repeat<kVectors>([&](auto v) { sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], query, keys[v]); });
+    const std::uint8_t* const queries = rows.bytes + row * width;
+    for (std::int64_t lot = 0; lot < width; lot += kSketchLot) {
+      repeat<kSketchLot / 4>([&](auto four) {
+        const std::int64_t x = lot + 4 * four;
+        __m512i keys[kVectors];
+        repeat<kVectors>([&](auto v) {
+          keys[v] = _mm512_loadu_si512(tiles + v / kHalves * apart + x * kKeyTile + v % kHalves * 64);
+        });
+        repeat<n>([&](auto r) {
+          std::int32_t bytes = 0;
+          __builtin_memcpy(&bytes, queries + r * width + x, sizeof bytes);
+          const __m512i query = _mm512_set1_epi32(bytes);
+          repeat<kVectors>([&](auto v) { sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], query, keys[v]); });
+        });
       });
     }
     repeat<n>([&](auto r) {
@@ -77,7 +84,8 @@ void raise_tile_votes(const SketchedRows& rows, const unsigned char* tiles, cons
 void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const float* units,
                  std::int64_t n_tiles, float* votes) {
   const auto run = [&](auto n, std::int64_t tile) {
-    raise_tile_votes<4, n>(rows, tiles + tile * kTileBytes, units + tile * kKeyTile, votes + tile * kKeyTile);
+    raise_tile_votes<4, n>(rows, tiles + tile * tile_bytes(rows.width), units + tile * kKeyTile,
+                           votes + tile * kKeyTile);
   };
   std::int64_t tile = 0;
   for (; tile + 2 <= n_tiles; tile += 2) run(Place<2>{}, tile);
@@ -87,6 +95,6 @@ void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const flo
 }  // namespace
 
 constinit const SketchTable avx512vnni_sketches = {
-    .tile_bytes = kTileBytes, .row_bias = kRowBias, .pack = pack, .raise_votes = raise_votes};
+    .tile_bytes = tile_bytes, .row_bias = kRowBias, .pack = pack, .raise_votes = raise_votes};
 
 }  // namespace headwater::cpu
