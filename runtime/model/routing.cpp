@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "headwater/testing/sabotage.hpp"
+
 namespace headwater::runtime {
 
 void Routing::reserve(std::int64_t rows, std::int64_t experts, std::int64_t used) {
@@ -18,7 +20,10 @@ void Routing::choose_row(const float* logits, Choice* choices) const {
   // The lowest of those chosen so far comes last; NaN never comes before a number.
   std::int64_t count = 0;
   bool nan = false;
-  for (std::int64_t e = 0; e < experts_; ++e) {
+  std::int64_t seen = experts_;
+  if (HEADWATER_SABOTAGE("runtime.routing.first_64_experts"))
+    seen = std::min<std::int64_t>(seen, std::max<std::int64_t>(64, used_));
+  for (std::int64_t e = 0; e < seen; ++e) {
     const float logit = logits[e];
     nan = nan || std::isnan(logit);
     std::int64_t at = count;

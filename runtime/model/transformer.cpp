@@ -127,6 +127,7 @@ void Transformer::describe_attention(Options& attention) const {
   attention.layers.resize(model_->layers().size());
   for (std::size_t i = 0; i < attention.layers.size(); ++i) {
     attention.layers[i].window = config.layer_specs[first + i].window;
+    if (HEADWATER_SABOTAGE("runtime.layers.no_windows")) attention.layers[i].window = 0;
     if (config.sinks) attention.layers[i].sinks = model_->layers()[i].sinks;
   }
 }
@@ -451,7 +452,8 @@ void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec
   const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
   const bool rotated = spec.rotation != LayerSpec::kNotRotated;
   const bool long_one = config.long_beyond > 0 && session().shape().capacity > config.long_beyond;
-  const std::int64_t table = rotated ? (spec.rotation + (long_one ? 1 : 0)) * 2 * pairs : 0;
+  const int own = HEADWATER_SABOTAGE("runtime.layers.one_rotation") ? 0 : spec.rotation;
+  const std::int64_t table = rotated ? (own + (long_one ? 1 : 0)) * 2 * pairs : 0;
   const auto turn =
       config.rope_layout == RopeLayout::adjacent_pairs ? loops.rotate_adjacent : loops.rotate_halves;
   for_each_row(threads_, n, [&](std::int64_t row) {
@@ -571,7 +573,8 @@ void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visi
   const std::size_t row_bytes = bytes(1, config.width, rounded() ? sizeof(std::uint16_t) : sizeof(float));
   const auto n = static_cast<std::int64_t>(visits.size());
   for_each_row(threads_, n, [&](std::int64_t i) {
-    const auto from = static_cast<std::size_t>(visits[static_cast<std::size_t>(i)].row);
+    auto from = static_cast<std::size_t>(visits[static_cast<std::size_t>(i)].row);
+    if (HEADWATER_SABOTAGE("runtime.experts.row_in_8_bits")) from &= 0xFF;
     std::memcpy(gathered_.data() + static_cast<std::size_t>(i) * row_bytes, rows + from * row_bytes,
                 row_bytes);
   });
@@ -597,7 +600,9 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   std::int64_t read = index;
   if (HEADWATER_SABOTAGE("runtime.layers.wrap_at_32")) read %= 32;
   const LayerWeights& layer = model_->layers()[static_cast<std::size_t>(read)];
-  const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(model_->part().first + index)];
+  const std::int64_t before =
+      HEADWATER_SABOTAGE("runtime.parts.specs_of_the_whole") ? 0 : model_->part().first;
+  const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(before + index)];
   Stopwatch watch;
   show(LayerView::Stage::input, index, n);
   norm(residual_.floats(), layer.attention_norm, n);

@@ -276,11 +276,10 @@ TEST(TransformerSizes, TurnsAfter5000Tokens) {
   check.expect_dense({4999, 5000, 5001, 5872, 5935, 5936, 6035});
 }
 
-// Steps of 4096 rows are the same bits as steps of 256, whose offsets are small: in F32, in BF16 with rows of that type, and
-// in bytes.
-TEST(TransformerSizes, AStepOf4096RowsIsSixteenOf256) {
+/// Steps of 4096 rows are the same bits as steps of 256, whose offsets are small: in F32, in BF16 with rows of that type, and
+/// in bytes. Keys and values are those of the last layer.
+void expect_sixteen_steps(MadeSizes sizes) {
   constexpr std::int64_t kTokens = 4500;
-  MadeSizes sizes{.width = 256, .heads = 16, .heads_kv = 4, .d_head = 64, .feed_forward = 512};
   for (const Precision precision : {Precision::f32, Precision::bf16, Precision::int8}) {
     if (!missing_for(precision).empty()) continue;
     SCOPED_TRACE(precision_name(precision));
@@ -301,15 +300,32 @@ TEST(TransformerSizes, AStepOf4096RowsIsSixteenOf256) {
       std::vector<float> row(static_cast<std::size_t>(sizes.d_head));
       for (std::int64_t t = 0; t < kTokens; ++t) {
         for (std::int64_t h = 0; h < sizes.heads_kv; ++h) {
-          transformer.session().read_key(0, h, t, row);
+          transformer.session().read_key(sizes.layers - 1, h, t, row);
           result.insert(result.end(), row.begin(), row.end());
-          transformer.session().read_value(0, h, t, row);
+          transformer.session().read_value(sizes.layers - 1, h, t, row);
           result.insert(result.end(), row.begin(), row.end());
         }
       }
     }
     EXPECT_TRUE(bits[0] == bits[1]);
   }
+}
+
+TEST(TransformerSizes, AStepOf4096RowsIsSixteenOf256) {
+  expect_sixteen_steps({.width = 256, .heads = 16, .heads_kv = 4, .d_head = 64, .feed_forward = 512});
+}
+
+// Rows of a chunk that go to one expert are multiplied together, and those of other chunks apart.
+TEST(TransformerSizes, AStepOf4096RowsAtManyExperts) {
+  expect_sixteen_steps({.architecture = "qwen3moe",
+                        .layers = 2,
+                        .width = 128,
+                        .heads = 4,
+                        .heads_kv = 2,
+                        .d_head = 32,
+                        .feed_forward = 64,
+                        .experts = 96,
+                        .experts_used = 8});
 }
 
 // A question longer than a batch is several decode steps, each over everything before.
