@@ -95,10 +95,10 @@ std::string ModelFacts::text() const {
       config.d_value == config.d_head ? "" : fmt::format(" and {}", config.d_value), config.feed_forward);
   text += fmt::format("tokens   vocabulary {}, context {}\n", config.vocabulary, config.context);
   const std::string windows = windows_text(config);
-  text += fmt::format("sparse   {}\n", windows.empty()
-                                           ? "all layers"
-                                           : fmt::format("{} layers; {} and stay exact",
-                                                         config.layers - config.windowed_layers(), windows));
+  text += fmt::format("sparse   {}\n", windows.empty() ? "all layers"
+                                                       : fmt::format("{} of {} layers; {} and stay exact",
+                                                                     config.layers - config.windowed_layers(),
+                                                                     config.layers, windows));
   std::vector<std::string> types;
   for (const auto& [type, count] : types_) types.push_back(fmt::format("{} {}", count, type));
   text += fmt::format("tensors  {}\n", fmt::join(types, ", "));

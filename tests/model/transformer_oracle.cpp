@@ -207,12 +207,12 @@ BoundedRow mlp(const TransformerShape& shape, const Part& part, std::span<const 
                          ? 2 * std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g)
                          : (clamped ? 1.702 : 1) * g;
     const double silu = g / (1 + std::exp(-t));
-    constexpr double kSteepest = 1.13;  // |silu'| <= 1.0999, |gelu'| <= 1.1290
+    const double steepest =
+        shape.activation == Activation::gelu ? 1.13 : 1.1;  // |silu'| <= 1.0999, |gelu'| <= 1.1290
     // An exponential of 2 ulp whose argument is off by 2 u |t| (with constants, products and a sum by 7), which matters
     // where |t| < 16 (below that silu vanishes, above it is g); a sum, a quotient, a product.
     const double argument = (shape.activation == Activation::silu ? 2 : 7) * 16;
-    const double silu_error =
-        kSteepest * gate[i].error + (7 + argument) * kUnit * std::abs(silu) + kUnderflow;
+    const double silu_error = steepest * gate[i].error + (7 + argument) * kUnit * std::abs(silu) + kUnderflow;
     const double value = silu * up[i].value;
     gate[i].error = silu_error * size_of(up[i]) + std::abs(silu) * up[i].error + kUnit * std::abs(value);
     gate[i].value = value;
@@ -287,7 +287,8 @@ void add(const TransformerShape& shape, BoundedRow& residual, BoundedRow change,
   if (!after_norm.empty()) change = rms_norm(change, after_norm, shape.norm_epsilon);
   for (std::size_t i = 0; i < residual.size(); ++i) {
     residual[i].value += shape.residual_scale * change[i].value;
-    residual[i].error += shape.residual_scale * (change[i].error + kUnit * size_of(change[i]));
+    residual[i].error += shape.residual_scale * change[i].error;
+    if (shape.residual_scale != 1) residual[i].error += kUnit * shape.residual_scale * size_of(change[i]);
     residual[i].error += kUnit * size_of(residual[i]);
   }
 }
@@ -333,9 +334,9 @@ BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer
 BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm, const Matrix& head,
                               double norm_epsilon, double scale) {
   BoundedRow logits = product(head, {}, rms_norm(row, norm, norm_epsilon));
-  for (Bounded& one : logits) {
-    // Scale rounded to F32, and multiplied.
-    one = {scale * one.value, scale * (one.error + (scale == 1 ? 0 : 2 * kUnit) * size_of(one))};
+  if (scale == 1) return logits;
+  for (Bounded& one : logits) {  // the scale rounded to F32, and multiplied
+    one = {scale * one.value, scale * (one.error + 2 * kUnit * size_of(one))};
   }
   return logits;
 }
