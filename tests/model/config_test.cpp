@@ -379,8 +379,8 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
        [](Builder& b) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 0U);
        }},
-      {"qwen3moe", "qwen3moe.expert_count' is 65537",
-       [](Builder& b) { b.add("qwen3moe.expert_count", kU32, 65537U); }},
+      {"qwen3moe", "qwen3moe.expert_count' is 1025; allowed: 0 .. 1024",
+       [](Builder& b) { b.add("qwen3moe.expert_count", kU32, 1025U); }},
       {"qwen3moe", "qwen3moe.expert_feed_forward_length' is 0",
        [](Builder& b) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 1U);

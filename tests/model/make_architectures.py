@@ -22,7 +22,7 @@ import transformers
 OUT = pathlib.Path(__file__).parent / "fixtures" / "architectures"
 WIDTH, HEADS, HEADS_KV, D, HIDDEN = 32, 4, 2, 16, 48
 TOKENS, LOGIT_ROWS, GENERATED, CONTEXT, WINDOW = 96, 16, 8, 256, 20
-SHORT = WIDTH // HEADS  # the only length of a head that Phi-3 has
+SHORT = WIDTH // HEADS  # the only length of a head that Phi-3 and OLMo 2 have
 LONG = 64  # tokens beyond which LongRoPE takes its long factors
 
 
@@ -37,6 +37,7 @@ LONG_ROPE = ({"num_hidden_layers": 2, "head_dim": SHORT, "original_max_position_
      "rope.scaling.attn_factor": math.sqrt(1 + math.log(CONTEXT / LONG) / math.log(LONG))})
 GRANITE = ({"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.4, "logits_scaling": 8.0},
            {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.4, "logit_scale": 8.0})
+# llama.cpp asks for what its own converters write: heads of olmo2 as long as the width allows, an output of gpt-oss and olmo2.
 # name: (architecture, class, its configuration beside the sizes, what the file says beside them)
 WINDOWS = {"attention.sliding_window": WINDOW}
 MODELS = {
@@ -56,10 +57,10 @@ MODELS = {
     "phi3-window": ("phi3", "Phi3", {"num_hidden_layers": 2, "head_dim": SHORT, "sliding_window": WINDOW}, WINDOWS),
     "phi3-long": ("phi3", "Phi3", *LONG_ROPE),
     "phi3-short": ("phi3", "Phi3", *LONG_ROPE),
-    "gpt-oss": ("gpt-oss", "GptOss", {"num_hidden_layers": 3, "sliding_window": WINDOW, "num_local_experts": 6, "num_experts_per_tok": 2,
+    "gpt-oss": ("gpt-oss", "GptOss", {"num_hidden_layers": 3, "tie_word_embeddings": False, "sliding_window": WINDOW, "num_local_experts": 6, "num_experts_per_tok": 2,
                 "rope_parameters": rope(150000.0, rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=4.0,
                                         beta_slow=1.0, truncate=False)},
-                {**WINDOWS, "expert_count": 6, "expert_used_count": 2, "rope.freq_base": 150000.0, "rope.scaling.type": "yarn",
+                {**WINDOWS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": HIDDEN, "rope.freq_base": 150000.0, "rope.scaling.type": "yarn",
                  "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 4.0}),
     "qwen3moe": ("qwen3moe", "Qwen3Moe", {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2,
                  "moe_intermediate_size": 24, "norm_topk_prob": True},
@@ -68,7 +69,7 @@ MODELS = {
                 {"expert_count": 5, "expert_used_count": 3}),
     "granitemoe": ("granitemoe", "GraniteMoe", {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2, **GRANITE[0]},
                    {"expert_count": 6, "expert_used_count": 2, **GRANITE[1]}),
-    "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2}, {}),
+    "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2, "head_dim": SHORT, "tie_word_embeddings": False}, {}),
 }
 ADJACENT = {"smollm3", "granite", "granitemoe", "llama"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
@@ -128,8 +129,8 @@ def write(name, arch, model, facts, words):
     for full, value in model.state_dict().items():
         values = value.numpy()
         where, _, kind = full.rpartition(".")
-        if where == "lm_head":
-            continue  # the embedding
+        if where == "lm_head" and config.tie_word_embeddings:
+            continue
         if where.endswith("experts"):
             at = f"blk.{where.split('.')[2]}."
             form = "bias" if kind.endswith("bias") else "weight"
@@ -146,9 +147,8 @@ def write(name, arch, model, facts, words):
         if where.endswith("self_attn") and kind == "sinks":
             writer.add_tensor(f"blk.{where.split('.')[2]}.attn_sinks.weight", values.astype(np.float32))
             continue
-        if where in ("model.embed_tokens", "model.norm"):
-            tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}[where]
-        else:
+        tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}.get(where)
+        if tensor is None:
             _, _, layer, part = where.split(".", 3)
             tensor = f"blk.{layer}." + {**NAMES, **AFTER.get(arch, {})}[part]
             if arch in ADJACENT and part in ("self_attn.q_proj", "self_attn.k_proj"):

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::int64_t kMaxExtent = 65536;  // of heads, widths and layers, as headwater::Shape has it
 constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxExperts = 1024;  // of a layer; published models have up to 512
 constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 1;
 
 /// Keys after "<architecture>." whose presence with a value other than `neutral` means a computation that is not
@@ -229,7 +230,7 @@ std::vector<float> Keys::rope_divisors(const char* name, std::int64_t pairs) con
 }
 
 void Keys::read_experts(ModelConfig& config) const {
-  config.experts = integer_or("expert_count", 0, kMaxExtent, 0);
+  config.experts = integer_or("expert_count", 0, kMaxExperts, 0);
   if (config.experts == 0) return;
   config.experts_used = file_.integer(key("expert_used_count"), 1, config.experts);
   config.feed_forward = integer_or("expert_feed_forward_length", 1, kMaxWidth, config.feed_forward);

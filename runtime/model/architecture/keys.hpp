@@ -26,8 +26,6 @@ class Keys {
   [[nodiscard]] double positive(std::string_view name, double fallback) const;
   /// The same, or 0 where the key is not there.
   [[nodiscard]] double positive_or_none(std::string_view name) const;
-  /// Error "FILE: what".
-  [[noreturn]] void refuse(const std::string& what) const { file_.refuse(what); }
 
   /// What every architecture has: sizes, epsilon, vocabulary, the rotation of the usual keys, and layers of it.
   void read_common(ModelConfig& config) const;
@@ -36,11 +34,11 @@ class Keys {
   [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
                                          bool scaled, bool whole_pairs = true) const;
   static constexpr std::int64_t kEveryLayer = 0;
-  /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as attention.sliding_window_pattern says:
-  /// another period, or for each layer whether it has one.
+  /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as
+  /// attention.sliding_window_pattern says: another period, or for each layer whether it has one.
   void read_windows(ModelConfig& config, std::int64_t period) const;
-  /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is there.
-  /// Nothing where the count is 0.
+  /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is
+  /// there. Nothing where the count is 0.
   void read_experts(ModelConfig& config) const;
   /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
   /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
