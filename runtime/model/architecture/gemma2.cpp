@@ -16,7 +16,7 @@ void describe_gemma2(const Keys& keys, ModelConfig& config) {
   // The largest, of 27 billion weights, divides by the root of width / heads, and no key says so.
   constexpr std::int64_t kLayersOf27B = 46;
   if (config.layers == kLayersOf27B) {
-    config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.width / config.heads));
+    config.attention_scale = std::sqrt(static_cast<double>(config.heads) / static_cast<double>(config.width));
   }
   keys.read_windows(config, 2);
 }
