@@ -23,15 +23,17 @@
 namespace headwater::runtime::testing {
 namespace {
 
-constexpr const char* kNames[] = {"llama-linear",   "llama3",           "mistral-yarn",   "qwen2-yarn",
-                                  "qwen2-linear",   "qwen3-plain",      "untyped-factor", "old-factor",
-                                  "yarn-magnitude", "none-with-factors"};
+constexpr const char* kNames[] = {FIXTURES "/llama-linear",   FIXTURES "/llama3",
+                                  FIXTURES "/mistral-yarn",   FIXTURES "/qwen2-yarn",
+                                  FIXTURES "/qwen2-linear",   FIXTURES "/qwen3-plain",
+                                  FIXTURES "/untyped-factor", FIXTURES "/old-factor",
+                                  FIXTURES "/yarn-magnitude", FIXTURES "/none-with-factors"};
 constexpr const char* kOfTransformers[] = {
-    "architectures/gemma3",     "architectures/gemma3-linear", "architectures/gemma2",
-    "architectures/smollm3",    "architectures/granite",       "architectures/glm4",
-    "architectures/olmo2",      "architectures/phi3-window",   "architectures/phi3-long",
-    "architectures/phi3-short", "architectures/qwen3moe",      "architectures/mixtral",
-    "architectures/granitemoe", "architectures/gpt-oss"};
+    ARCHITECTURES "/gemma3",     ARCHITECTURES "/gemma3-linear", ARCHITECTURES "/gemma2",
+    ARCHITECTURES "/smollm3",    ARCHITECTURES "/granite",       ARCHITECTURES "/glm4",
+    ARCHITECTURES "/olmo2",      ARCHITECTURES "/phi3-window",   ARCHITECTURES "/phi3-long",
+    ARCHITECTURES "/phi3-short", ARCHITECTURES "/qwen3moe",      ARCHITECTURES "/mixtral",
+    ARCHITECTURES "/granitemoe", ARCHITECTURES "/gpt-oss"};
 
 /// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;
@@ -45,9 +47,8 @@ struct Golden {
 };
 
 Golden golden(const std::string& path) {
-  const std::size_t cut = path.find('/') + 1;  // 0 where there is none
-  const std::string folder = FIXTURES "/" + path.substr(0, cut);
-  const std::string name = path.substr(cut);
+  const std::string name = path.substr(path.rfind('/') + 1);
+  const std::string folder = path.substr(0, path.size() - name.size());
   std::ifstream file(folder + "golden.json");
   const auto json = nlohmann::json::parse(file).at(name);
   Golden result{json.at("text"),     json.at("ids"),      json.at("generated"),
@@ -60,8 +61,8 @@ Golden golden(const std::string& path) {
   return result;
 }
 
-std::shared_ptr<const GgufFile> file_of(const std::string& name) {
-  return std::make_shared<const GgufFile>(GgufFile::open(std::string(FIXTURES "/") + name + ".gguf"));
+std::shared_ptr<const GgufFile> file_of(const std::string& path) {
+  return std::make_shared<const GgufFile>(GgufFile::open(path + ".gguf"));
 }
 
 class Architecture : public ::testing::TestWithParam<const char*> {};
@@ -126,7 +127,7 @@ TEST_P(Architecture, GreedyGenerationSaysTheSame) {
 
 std::string test_name(const ::testing::TestParamInfo<const char*>& one) {
   std::string name = one.param;
-  name.erase(0, name.find('/') + 1);
+  name.erase(0, name.rfind('/') + 1);
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

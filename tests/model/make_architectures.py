@@ -1,4 +1,5 @@
-"""Writes tests/model/fixtures/architectures/: a small random model of each architecture that transformers has a class for.
+"""Writes tests/model/fixtures/architectures.tar.xz: a small random model of each architecture that transformers has.
+
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0
     /tmp/venv/bin/python tests/model/make_architectures.py
@@ -6,12 +7,15 @@
 The files hold the weights of transformers' own class as llama.cpp's converter would write them (Gemma's norms with the 1 that
 they add, the rows of queries and keys in the order of adjacent pairs where ggml rotates those). golden.json and
 golden.safetensors: as make_fixtures.py has them, but logits and greedy text are transformers', in double; `rounding` is how far
-transformers is from that in float32. The results are committed; nothing in the build runs this.
+transformers is from that in float32. Weights are few different numbers, so that they compress. The archive is committed, and
+unpacked when the build is configured; nothing in the build runs this.
 """
 
 import json
 import math
 import pathlib
+import tarfile
+import tempfile
 
 import gguf
 import make_fixtures
@@ -19,9 +23,10 @@ import numpy as np
 import torch
 import transformers
 
-OUT = pathlib.Path(__file__).parent / "fixtures" / "architectures"
+ARCHIVE = pathlib.Path(__file__).parent / "fixtures" / "architectures.tar.xz"
+OUT = pathlib.Path(tempfile.mkdtemp())
 WIDTH, HEADS, HEADS_KV, D, HIDDEN = 32, 4, 2, 16, 48
-TOKENS, LOGIT_ROWS, GENERATED, CONTEXT, WINDOW = 96, 16, 8, 256, 20
+LOGIT_ROWS, GENERATED, CONTEXT, WINDOW = 4, 8, 256, 20
 SHORT = WIDTH // HEADS  # the only length of a head that Phi-3 and OLMo 2 have
 LONG = 64  # tokens beyond which LongRoPE takes its long factors
 
@@ -98,7 +103,8 @@ def build(kind, options, vocabulary, seed):
         for name, value in model.named_parameters():
             if value.ndim > 1 and not name.endswith("bias"):
                 gain = 1.0 if "embed" in name else 1.6 / math.sqrt(value.shape[-1])
-                value.copy_(torch.randn_like(value).mul_(gain).half().float())
+                step = 2.0 ** round(math.log2(gain / 2))
+                value.copy_((torch.randn_like(value) * gain / step).round() * step)
             else:
                 middle = 0.0 if name.endswith(("bias", "sinks")) else 1.0 + offset
                 value.copy_(middle + 0.2 * torch.randn_like(value))
@@ -169,7 +175,6 @@ def logits(model, ids):
 
 
 def main():
-    OUT.mkdir(parents=True, exist_ok=True)
     golden, tensors = {}, {}
     words = make_fixtures.vocabulary("llama")
     for number, (name, (arch, kind, options, facts)) in enumerate(MODELS.items()):
@@ -196,6 +201,12 @@ def main():
         print(name, len(ids), f"rounding {rounding:.2g} of {np.abs(exact).max():.2g}, margin {margin:.3f}")
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n", encoding="utf-8")
     (OUT / "golden.safetensors").write_bytes(make_fixtures.safetensors(tensors))
+    with tarfile.open(ARCHIVE, "w:xz") as archive:
+        for path in sorted(OUT.iterdir()):
+            entry = archive.gettarinfo(path, path.name)
+            entry.mtime, entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0, 0o644, 0, 0, "", ""
+            with path.open("rb") as data:
+                archive.addfile(entry, data)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import struct
 import tempfile
 
 from gguf_files import ALIGNMENT, ARRAY, BOOL, F32, I32, TEXT, U32, U64, File, text
-from running import MODEL, MODELS, TEXT as PROMPT, Refusals, run
+from running import MODEL, TEXT as PROMPT, Refusals, run
 
 HUGE = 2**40
 
@@ -49,7 +49,7 @@ class BadModels(Refusals):
         self.assertEqual(json.loads(result.stdout)["generated_tokens"], 2)
 
     def test_info_tells_what_a_file_is(self):
-        path = MODELS.parent / "tests/model/fixtures/architectures/gemma3.gguf"
+        path = pathlib.Path(os.environ["HEADWATER_ARCHITECTURES"]) / "gemma3.gguf"
         facts = json.loads(run("info", "-m", path, "--json").stdout)
         self.assertEqual((facts["architecture"], facts["layers"], facts["windows"]), ("gemma3", 7, [20] * 5 + [0, 20]))
         self.assertEqual((facts["heads"], facts["kv_heads"], facts["head_dim"], facts["context"]), (4, 2, 16, 256))
