@@ -1,6 +1,5 @@
 """Writes tests/model/fixtures/architectures.tar.xz: a small random model of each architecture that transformers has.
 
-
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0
     /tmp/venv/bin/python tests/model/make_architectures.py
 
