@@ -58,6 +58,7 @@ void Conversation::reset() {
   transformer_.reset(slot_);
   record_ = {};
   before_ = {};
+  turn_ = {};
 }
 
 /// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
@@ -113,7 +114,7 @@ void Conversation::feed(std::span<const std::int32_t> ids, const Progress& progr
   take_logits({&self, 1});
 }
 
-void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress& progress) {
+void Conversation::begin_turn(std::span<const std::int32_t> ids, std::int64_t tail) {
   const auto n = static_cast<std::int64_t>(ids.size());
   const std::int64_t capacity = session().shape().capacity;
   if (n == 0) throw Error(ErrorCode::invalid_argument, "a turn has 0 tokens; allowed: 1 or more");
@@ -122,37 +123,56 @@ void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress&
                 fmt::format("a turn of {} tokens after {} does not fit; allowed: {} tokens in all", n,
                             tokens(), capacity));
   }
+  before_ = now();
+  for (; record_.appended > 0; --record_.appended) note(Step::decode());
+  turn_ = {ids, n - std::min(tail, n), 0, session().state() != SessionState::prefilling};
+}
+
+bool Conversation::step(std::int64_t most) {
+  const auto n = static_cast<std::int64_t>(turn_.ids.size());
+  const std::int64_t done = turn_.done;
+  bool tail = done >= turn_.prefill;
+  // The part of a tail that does not fit into its first step.
+  if (tail && done > turn_.prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
+  const std::int64_t fits = tail ? std::min(transformer_.max_step(), n - done)
+                                 : transformer_.prefill_step(done, turn_.prefill, turn_.opens);
+  const std::int64_t count = std::min(fits, most);
+  // A turn that one call makes says its own length; one that goes on said it (STATE-1).
+  bool opens = done == 0 && turn_.opens;
+  if (HEADWATER_SABOTAGE("runtime.turn.length_said_twice")) opens = done == 0;
+  const std::int64_t length = opens && count < turn_.prefill ? turn_.prefill : 0;
+  const Step step = tail ? Step::decode(count) : Step::prefill(count, length);
+  const auto ids = turn_.ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
+  transformer_.run(step, ids, slot_);
+  count_step();
+  note(step);
+  turn_.done += count;
+  if (turn_.done < n) return false;
+  transformer_.ask_logits(1);
+  return true;
+}
+
+void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress& progress) {
+  const auto n = static_cast<std::int64_t>(ids.size());
+  begin_turn(ids, tail_of(n));
   const std::int64_t layers = session().shape().n_layer;
-  const std::int64_t prefill = n - tail_of(n);
-  const bool turn_opens = session().state() != SessionState::prefilling;
-  std::int64_t done = 0;
   const Observation observation(transformer_, [&](const LayerView& view) {
     if (observer_) observer_(view);
     if (!progress || view.stage != LayerView::Stage::output) return;
     const double layers_done = static_cast<double>(view.layer + 1) / static_cast<double>(layers);
-    progress((static_cast<double>(done) + static_cast<double>(view.n) * layers_done) /
+    progress((static_cast<double>(turn_.done) + static_cast<double>(view.n) * layers_done) /
              static_cast<double>(n));
   });
-  before_ = now();
-  for (; record_.appended > 0; --record_.appended) note(Step::decode());
-  while (done < n) {
-    bool tail = done >= prefill;
-    // The part of a tail that does not fit into its first step.
-    if (tail && done > prefill && HEADWATER_SABOTAGE("runtime.tail.rest_is_prefill")) tail = false;
-    const std::int64_t count = tail ? std::min(transformer_.max_step(), n - done)
-                                    : transformer_.prefill_step(done, prefill, turn_opens);
-    // A turn that one call makes says its own length; one that goes on said it (STATE-1).
-    bool opens = done == 0 && turn_opens;
-    if (HEADWATER_SABOTAGE("runtime.turn.length_said_twice")) opens = done == 0;
-    const std::int64_t turn = opens && count < prefill ? prefill : 0;
-    const Step step = tail ? Step::decode(count) : Step::prefill(count, turn);
-    transformer_.run(step, ids.subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count)),
-                     slot_);
-    count_step();
-    note(step);
-    done += count;
-    if (done == n) transformer_.ask_logits(1);
+  while (!step(n)) {
   }
+}
+
+std::unique_ptr<Session> Conversation::exchange(std::unique_ptr<Session> session) {
+  std::unique_ptr<Session> other = transformer_.exchange(slot_, std::move(session));
+  record_ = {};
+  before_ = {};
+  turn_ = {};
+  return other;
 }
 
 void Conversation::recover() {

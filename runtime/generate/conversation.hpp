@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,16 @@ class Conversation {
   /// feed() that does not wait for the logits: steps in other slots may follow at once, so that parts of the model elsewhere
   /// have work. take_logits() is what waits.
   void feed_ahead(std::span<const std::int32_t> ids, const Progress& progress = {});
+  /// feed_ahead() a step at a time, so that steps of other slots come between. `ids` stay where they are until the turn is in;
+  /// so many of its last tokens become dense decode steps, at least one token is fed before them unless all are. Errors: those
+  /// of feed(); then nothing is changed.
+  void begin_turn(std::span<const std::int32_t> ids, std::int64_t tail);
+  /// The next step of the turn, of at most `most` tokens. Whether the turn is in: then its logits are under way, for
+  /// take_logits().
+  [[nodiscard]] bool step(std::int64_t most);
+  /// Goes on with another session of the transformer (Transformer::open_session(), or a fork), whose tokens count as no work of
+  /// this conversation; the one before is returned.
+  std::unique_ptr<Session> exchange(std::unique_ptr<Session> session);
   /// Of the turns that follow.
   void set_dense_tail(std::int64_t tokens) { dense_tail_ = tokens; }
   /// Shown every layer of the turns that follow, besides what feed() itself looks at.
@@ -64,6 +75,7 @@ class Conversation {
   /// The steps since reset() as `headwater attend --steps` takes them: "p4096:8128,p4032,d64".
   [[nodiscard]] std::string steps() const;
   [[nodiscard]] Transformer& transformer() { return transformer_; }
+  [[nodiscard]] int slot() const { return slot_; }
 
   /// Tokens of a turn of n that go into its dense tail.
   [[nodiscard]] std::int64_t tail_of(std::int64_t n) const;
@@ -79,6 +91,14 @@ class Conversation {
   int slot_;
   std::vector<float> logits_;
   LayerObserver observer_;
+  /// That goes in by step().
+  struct Turn {
+    std::span<const std::int32_t> ids;
+    std::int64_t prefill = 0;  // of these, before the tail
+    std::int64_t done = 0;
+    bool opens = false;  // the first step opens a turn of the session
+  };
+  Turn turn_;
   /// Of the steps since reset().
   struct Record {
     Pairs pairs;

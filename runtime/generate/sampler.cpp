@@ -47,6 +47,19 @@ Sampler::Sampler(const SamplingOptions& options, std::int64_t vocabulary)
   require(options.top_k >= 0, "top_k", static_cast<double>(options.top_k), "0 (all) or more");
   require(options.top_p >= 0 && options.top_p <= 1, "top_p", options.top_p, "0 .. 1");
   require(options.min_p >= 0 && options.min_p <= 1, "min_p", options.min_p, "0 .. 1");
+  require(std::isfinite(options.repeat_penalty) && options.repeat_penalty > 0, "repeat_penalty",
+          options.repeat_penalty, "a finite number > 0");
+  require(options.repeat_last >= 0, "repeat_last", static_cast<double>(options.repeat_last), "0 or more");
+  for (const auto& [name, value] : {std::pair{"presence_penalty", options.presence_penalty},
+                                    std::pair{"frequency_penalty", options.frequency_penalty}}) {
+    require(std::isfinite(value), name, value, "a finite number");
+  }
+  for (const auto& [id, bias] : options.logit_bias) {
+    require(id >= 0 && id < vocabulary, "an id of logit_bias", static_cast<double>(id),
+            "ids of the vocabulary");
+    require(std::isfinite(bias), "a number of logit_bias", bias, "a finite number");
+  }
+  if (options.edits()) edited_.reserve(static_cast<std::size_t>(vocabulary));
   if (options.temperature > 0) candidates_.reserve(static_cast<std::size_t>(vocabulary));
 }
 
@@ -108,7 +121,38 @@ void Sampler::keep_likely() {
   candidates_.resize(kept);
 }
 
+void Sampler::read_prompt(std::span<const std::int32_t> ids) {
+  if (options_.repeat_penalty == 1.0) return;
+  const std::size_t kept = std::min(ids.size(), static_cast<std::size_t>(options_.repeat_last));
+  last_.assign(ids.end() - static_cast<std::ptrdiff_t>(kept), ids.end());
+}
+
+void Sampler::accept(std::int32_t id) {
+  if (options_.presence_penalty != 0.0 || options_.frequency_penalty != 0.0) ++counts_[id];
+  if (options_.repeat_penalty != 1.0) last_.push_back(id);
+}
+
+std::span<const float> Sampler::edited(std::span<const float> logits) {
+  edited_.assign(logits.begin(), logits.end());
+  const auto logit = [&](std::int32_t id) -> float& { return edited_[static_cast<std::size_t>(id)]; };
+  for (const auto& [id, bias] : options_.logit_bias) logit(id) += static_cast<float>(bias);
+  for (const auto& [id, count] : counts_) {
+    logit(id) -= static_cast<float>(options_.presence_penalty +
+                                    options_.frequency_penalty * static_cast<double>(count));
+  }
+  if (!last_.empty()) {
+    const std::size_t kept = std::min(last_.size(), static_cast<std::size_t>(options_.repeat_last));
+    std::vector<std::int32_t> once(last_.end() - static_cast<std::ptrdiff_t>(kept), last_.end());
+    std::sort(once.begin(), once.end());
+    once.erase(std::unique(once.begin(), once.end()), once.end());
+    const auto penalty = static_cast<float>(options_.repeat_penalty);
+    for (const std::int32_t id : once) logit(id) = logit(id) > 0 ? logit(id) / penalty : logit(id) * penalty;
+  }
+  return edited_;
+}
+
 std::int32_t Sampler::draw(std::span<const float> logits) {
+  if (options_.edits()) logits = edited(logits);
   const std::int32_t best = best_token(logits);
   if (options_.temperature == 0) return best;
   best_ = static_cast<double>(logits[static_cast<std::size_t>(best)]);

@@ -11,6 +11,7 @@
 
 #include "headwater/error.hpp"
 #include "headwater/rope.hpp"
+#include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "runtime/model/parallel.hpp"
 #include "runtime/model/sinks.hpp"
@@ -80,9 +81,9 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
           layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
   }
   describe_attention(attention);
-  for (int slot = 0; slot < options.slots; ++slot) {
-    sessions_.push_back(engine_.open(session_shape(*model_, options), attention));
-  }
+  session_shape_ = session_shape(*model_, options);
+  session_options_ = std::move(attention);
+  for (int slot = 0; slot < options.slots; ++slot) sessions_.push_back(open_session());
   options_ = session().options();
   if (relay_) options_.dense_layers = options.attention.dense_layers;
   active_.reserve(sessions_.size());
@@ -169,6 +170,31 @@ void Transformer::truncate(std::int64_t tokens, int slot) {
   call.slot = slot;
   call.first = tokens;
   if (relay_) relay_->pass(call, {});
+}
+
+Options Transformer::session_options(bool dense) const {
+  Options options = session_options_;
+  options.dense = options.dense || dense;
+  return options;
+}
+
+std::unique_ptr<Session> Transformer::open_session(bool dense) const {
+  return engine_.open(session_shape_, session_options(dense));
+}
+
+std::unique_ptr<Session> Transformer::load_session(const std::string& path, const std::string& fingerprint,
+                                                   bool dense) const {
+  return load(engine_, session_shape_, session_options(dense), path, fingerprint);
+}
+
+std::unique_ptr<Session> Transformer::exchange(int slot, std::unique_ptr<Session> session) {
+  if (relay_) {
+    throw Error(ErrorCode::invalid_argument,
+                "a session of several parts cannot be exchanged; allowed: a model in one part");
+  }
+  step_rows_ = 0;
+  std::swap(sessions_[static_cast<std::size_t>(slot)], session);
+  return session;
 }
 
 void Transformer::pass(PartCall call) {

@@ -95,6 +95,14 @@ class Transformer {
   void reset(int slot = 0);
   /// As Session::truncate, in all parts. A step that is open here ended before it was passed on.
   void truncate(std::int64_t tokens, int slot = 0);
+  /// An empty session like those of the slots; `dense`: whose prefill is dense. Errors: those of Engine::open().
+  [[nodiscard]] std::unique_ptr<Session> open_session(bool dense = false) const;
+  /// The same with what headwater::save() wrote of one. Errors: those of headwater::load().
+  [[nodiscard]] std::unique_ptr<Session> load_session(const std::string& path, const std::string& fingerprint,
+                                                      bool dense) const;
+  /// Puts a session in a slot, of open_session() or a fork of one, and returns the one that was there. Errors:
+  /// invalid_argument where the model has other parts, with sessions of their own.
+  std::unique_ptr<Session> exchange(int slot, std::unique_ptr<Session> session);
   /// On a part behind the first one: does what that did. `rows`: the residual stream that the part before passed on, where
   /// it passed any. Errors: invalid_argument where it is no such part, or the rows do not fit the call; those of the call.
   void repeat(const PartCall& call, std::span<const float> rows);
@@ -128,6 +136,7 @@ class Transformer {
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
   void describe_attention(Options& attention) const;
+  [[nodiscard]] Options session_options(bool dense) const;
   void check_id(std::int32_t id) const;
   void begin(const Step& step, int slot);
   void begin(std::span<const SlotToken> tokens);
@@ -167,6 +176,8 @@ class Transformer {
 
   std::shared_ptr<const Model> model_;
   const Engine& engine_;
+  Shape session_shape_;
+  Options session_options_;
   std::vector<std::unique_ptr<Session>> sessions_;  // of the slots
   std::vector<Session*> active_;                    // of the last step
   std::vector<SequenceCall> calls_;                 // decode(): of one layer
