@@ -55,6 +55,9 @@ constexpr Command kCommands[] = {
 #ifdef HEADWATER_HAS_RUNTIME
     {"perplexity", "what sparse prefill costs in prediction of a text", perplexity_command},
     {"retrieval", "how often a code planted in a long text is found again", retrieval_command},
+#ifdef HEADWATER_HAS_SERVER
+    {"serve", "answer OpenAI's clients over HTTP; long prompts once", serve_command},
+#endif
     {"tokenize", "the tokens of a text: ids and pieces", tokenize_command},
 #endif
 };

@@ -34,6 +34,8 @@ using Arguments = std::vector<std::string>;
 [[nodiscard]] ExitCode perplexity_command(const Arguments& arguments);
 /// How often a model finds a code again that was planted in a long text: after dense prefill and after sparse prefill.
 [[nodiscard]] ExitCode retrieval_command(const Arguments& arguments);
+/// Serves a model over HTTP, until a signal ends it.
+[[nodiscard]] ExitCode serve_command(const Arguments& arguments);
 /// The tokens of a text: their ids and what each stands for.
 [[nodiscard]] ExitCode tokenize_command(const Arguments& arguments);
 

@@ -9,6 +9,9 @@
 #include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/model_memory.hpp"
+#include "cli/support/prompt.hpp"
+#include "cli/support/text.hpp"
+#include "headwater/error.hpp"
 #include "runtime/model/threads.hpp"
 
 namespace headwater::cli {
@@ -37,6 +40,24 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
                                     config().context));
   }
   load_seconds_ = since(start);
+}
+
+runtime::ChatTemplate LoadedModel::chat_template(const char* flag,
+                                                 const std::optional<std::string>& chosen) const {
+  std::string text = chosen.value_or("");
+  if (chosen && !runtime::ChatTemplate::is_family(text)) {
+    text = read_text("--chat-template", text);
+    if (text.empty()) {
+      throw Failure(fmt::format(
+          "--chat-template {}: the file is empty; allowed: chatml, llama3, a file with a template",
+          in_quotes(*chosen)));
+    }
+  }
+  try {
+    return {file(), tokenizer(), text};
+  } catch (const Error& error) {
+    throw Failure(fmt::format("{}: {}: {}", flag, in_quotes(flags_.model), error.what()));
+  }
 }
 
 std::unique_ptr<runtime::Transformer> LoadedModel::open(std::int64_t capacity, bool dense, int slots) {

@@ -10,6 +10,7 @@
 #include "cli/support/model_flags.hpp"
 #include "runtime/generate/model_file.hpp"
 #include "runtime/model/transformer.hpp"
+#include "runtime/tokenizer/chat.hpp"
 
 namespace headwater::cli {
 
@@ -28,6 +29,10 @@ class LoadedModel {
   [[nodiscard]] std::int64_t context() const { return flags_.context.value_or(config().context); }
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
 
+  /// The file's own, or what --chat-template says: a family's name, or a file with a template. Failure, which `flag` begins,
+  /// where there is none.
+  [[nodiscard]] runtime::ChatTemplate chat_template(const char* flag,
+                                                    const std::optional<std::string>& chosen) const;
   /// A transformer for `capacity` tokens in each slot. The first call packs the weights. Failure, with the numbers, where
   /// weights, cache and workspace do not fit into the machine's memory, before anything is taken.
   [[nodiscard]] std::unique_ptr<runtime::Transformer> open(std::int64_t capacity, bool dense, int slots = 1);

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "cli/support/attention_flags.hpp"
+#include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/preset.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -60,6 +62,34 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
     cache_type = named_cache_type_.value_or(
         row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
   });
+}
+
+void ModelFlags::declare_quality(FlagSet& set, bool& dense) {
+  options = preset(Quality::balanced);
+  set.value(
+      "--quality", "NAME",
+      "how close to dense prefill, by figures of real models: fast, balanced, or exact, which is --dense "
+      "(balanced)",
+      [this, &dense](const std::string& text) {
+        if (text == "exact") {
+          dense = true;
+        } else if (text == "fast" || text == "balanced") {
+          options = preset(text == "fast" ? Quality::fast : Quality::balanced);
+        } else {
+          throw Failure(
+              fmt::format("--quality: {} is not allowed; use fast, balanced or exact", in_quotes(text)));
+        }
+      });
+}
+
+void ModelFlags::keep_to_rules_of_engine(FlagSet& set) {
+  const CLI::App& app = set.app();
+  if (app.count("--select") > 0 || has_rule(chosen_engine(engine), options.select)) return;
+  const Options plain;
+  options.select = plain.select;
+  if (app.count("--h2o-local") == 0) options.local = plain.local;
+  if (app.count("--h2o-heavy") == 0) options.heavy = plain.heavy;
+  if (app.count("--pinned") == 0) options.pinned = plain.pinned;
 }
 
 }  // namespace headwater::cli

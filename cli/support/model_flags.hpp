@@ -27,6 +27,12 @@ struct ModelFlags {
   /// the set has parsed.
   void declare(FlagSet& set, bool model_required = true);
 
+  /// --quality, before declare(): what that is given replaces values of the preset. `dense`: of `exact`.
+  void declare_quality(FlagSet& set, bool& dense);
+  /// An engine without the preset's rule gets rule `h2o` where none was asked for, with its own shares of the budget: after
+  /// the set has parsed.
+  void keep_to_rules_of_engine(FlagSet& set);
+
  private:
   std::optional<DType> named_cache_type_;  ///< --cache-type; auto is none
 };

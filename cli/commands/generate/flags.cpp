@@ -6,13 +6,11 @@
 #include <array>
 #include <limits>
 
-#include "cli/support/chosen_engine.hpp"
 #include "cli/support/failure.hpp"
 #include "cli/support/numbers.hpp"
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
-#include "headwater/preset.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace headwater::cli {
@@ -96,26 +94,6 @@ void check_together(GenerateFlags& flags) {
   if (flags.interactive && flags.file == "-") refuse("--interactive reads standard input, and so does -f -");
 }
 
-void choose_quality(const std::string& text, GenerateFlags& flags) {
-  if (text == "exact") {
-    flags.dense = true;
-  } else if (text == "fast" || text == "balanced") {
-    flags.model.options = preset(text == "fast" ? Quality::fast : Quality::balanced);
-  } else {
-    throw Failure(fmt::format("--quality: {} is not allowed; use fast, balanced or exact", in_quotes(text)));
-  }
-}
-
-/// An engine without the preset's rule gets rule `h2o` where none was asked for, with its own shares of the budget.
-void keep_to_rules_of_engine(const CLI::App& app, ModelFlags& model) {
-  if (app.count("--select") > 0 || has_rule(chosen_engine(model.engine), model.options.select)) return;
-  const Options plain;
-  model.options.select = plain.select;
-  if (app.count("--h2o-local") == 0) model.options.local = plain.local;
-  if (app.count("--h2o-heavy") == 0) model.options.heavy = plain.heavy;
-  if (app.count("--pinned") == 0) model.options.pinned = plain.pinned;
-}
-
 }  // namespace
 
 std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>& arguments) {
@@ -125,13 +103,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   std::vector<std::string> dump;
   FlagSet set("Continues a prompt with a model: chunked sparse prefill, dense decode.", "headwater generate",
               kFooter);
-  // Before the flags of attention, whose values replace those of the preset.
-  flags.model.options = preset(Quality::balanced);
-  set.value(
-      "--quality", "NAME",
-      "how close to dense prefill, by figures of real models: fast, balanced, or exact, which is --dense "
-      "(balanced)",
-      [&](const std::string& text) { choose_quality(text, flags); });
+  flags.model.declare_quality(set, flags.dense);
   flags.model.declare(set);
   flags.model.ranks.declare(set);
   set.value("-p,--prompt", "TEXT", "the prompt; after -f a question",
@@ -199,7 +171,7 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   check_together(flags);
   if (slots->count() > 0 && !flags.requests)
     throw Failure("--slots is given without --requests; allowed: both or neither");
-  keep_to_rules_of_engine(set.app(), flags.model);
+  flags.model.keep_to_rules_of_engine(set);
   return flags;
 }
 

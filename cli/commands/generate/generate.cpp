@@ -319,7 +319,7 @@ void Generation::describe(GenerateReport& report) const {
 ExitCode Generation::run() {
   if (serves()) model_.serve();
   const Words words = prompt_words();
-  chat_ = chat_template_of(flags_, model_);
+  if (flags_.chat) chat_ = model_.chat_template("--chat", flags_.chat_template);
   const Turn prompt = words.text.empty() ? Turn{} : encode(words);
   const auto tokens = static_cast<std::int64_t>(prompt.ids.size());
   if (tokens == 0 && !words.text.empty()) throw Failure(kNoTokens);

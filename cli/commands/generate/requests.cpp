@@ -124,7 +124,8 @@ class RequestLine {
 std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel& model,
                                    std::vector<std::string>& warnings) {
   const std::string text = read_text("--requests", *flags.requests);
-  const std::optional<runtime::ChatTemplate> chat = chat_template_of(flags, model);
+  std::optional<runtime::ChatTemplate> chat;
+  if (flags.chat) chat = model.chat_template("--chat", flags.chat_template);
   std::vector<Request> requests;
   std::size_t number = 0;
   for (std::string_view rest = text; !rest.empty();) {

@@ -33,24 +33,6 @@ Turn encode_chat(const GenerateFlags& flags, const runtime::ChatTemplate& chat, 
 
 }  // namespace
 
-std::optional<runtime::ChatTemplate> chat_template_of(const GenerateFlags& flags, const LoadedModel& model) {
-  if (!flags.chat) return std::nullopt;
-  std::string chosen = flags.chat_template.value_or("");
-  if (flags.chat_template && !runtime::ChatTemplate::is_family(chosen)) {
-    chosen = read_text("--chat-template", chosen);
-    if (chosen.empty()) {
-      throw Failure(fmt::format(
-          "--chat-template {}: the file is empty; allowed: chatml, llama3, a file with a template",
-          in_quotes(*flags.chat_template)));
-    }
-  }
-  try {
-    return std::optional<runtime::ChatTemplate>(std::in_place, model.file(), model.tokenizer(), chosen);
-  } catch (const Error& error) {
-    throw Failure(fmt::format("--chat: {}: {}", in_quotes(flags.model.model), error.what()));
-  }
-}
-
 Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model, const runtime::ChatTemplate* chat,
                  const Words& words, bool first, std::span<const runtime::ChatMessage> said) {
   if (chat != nullptr) return encode_chat(flags, *chat, words, said);

@@ -30,10 +30,6 @@ struct Turn {
 inline constexpr const char* kNoTokens =
     "the prompt has no token: no character of it is in the model's vocabulary; allowed: one token or more";
 
-/// That of --chat; none without it. Failure where it cannot be read.
-[[nodiscard]] std::optional<runtime::ChatTemplate> chat_template_of(const GenerateFlags& flags,
-                                                                    const LoadedModel& model);
-
 /// `first`: the turn opens the conversation. In a chat (`chat` is not null) `said` is what was said before, answers too, and
 /// the turn begins with what ends the latest one. Failure where the template refuses the conversation.
 [[nodiscard]] Turn encode_turn(const GenerateFlags& flags, const LoadedModel& model,

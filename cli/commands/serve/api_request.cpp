@@ -1,0 +1,474 @@
+#include "cli/commands/serve/api_request.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <ctime>
+#include <limits>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "cli/support/text.hpp"
+#include "headwater/error.hpp"
+
+namespace headwater::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using runtime::CompletionRequest;
+
+constexpr int kMostDepth = 64;
+constexpr std::int64_t kMostCount = (std::int64_t{1} << 31) - 1;
+constexpr std::size_t kMostStops = 16;
+constexpr std::size_t kMostStopBytes = 256;
+constexpr std::size_t kMostPrompts = 16;
+constexpr std::size_t kMostBiases = 1024;
+
+[[noreturn]] void refuse(const std::string& param, const std::string& message, const char* code = "") {
+  throw ApiError(400, message, "invalid_request_error", param, code);
+}
+
+/// What stands in a request, short; lists and objects by their kind.
+std::string shown(const Json& value) {
+  if (value.is_structured()) return fmt::format("an {}", value.type_name());
+  return one_line(value.dump(-1, ' ', true, Json::error_handler_t::replace), 80);
+}
+
+/// The fields of an object: each is read with what is allowed; null counts as absent.
+class Fields {
+ public:
+  explicit Fields(const Json& object, std::string within = {})
+      : object_(object), within_(std::move(within)) {}
+
+  [[nodiscard]] const Json* find(const char* key) const {
+    const auto found = object_.find(key);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+  [[nodiscard]] std::optional<std::int64_t> integer(const char* key, std::int64_t least,
+                                                    std::int64_t most) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return std::nullopt;
+    // JSON of other languages may write 8 as 8.0.
+    const bool whole = value->is_number() && value->get<double>() == std::floor(value->get<double>()) &&
+                       std::abs(value->get<double>()) < 9e15;
+    const bool wide = value->is_number_integer();
+    const std::int64_t number = wide    ? value->get<std::int64_t>()
+                                : whole ? static_cast<std::int64_t>(value->get<double>())
+                                        : 0;
+    const bool fits = (whole || wide) &&
+                      !(value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{1} << 62);
+    if (!fits || number < least || number > most)
+      bad(key, *value, fmt::format("integers, {} .. {}", least, most));
+    return number;
+  }
+  [[nodiscard]] std::optional<double> real(const char* key, double least, double most) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_number() || !(value->get<double>() >= least && value->get<double>() <= most)) {
+      bad(key, *value, fmt::format("numbers, {} .. {}", least, most));
+    }
+    return value->get<double>();
+  }
+  [[nodiscard]] bool boolean(const char* key, bool otherwise) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_boolean()) bad(key, *value, "true or false");
+    return value->get<bool>();
+  }
+  [[nodiscard]] std::optional<std::string> text(const char* key) const {
+    const Json* const value = find(key);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_string()) bad(key, *value, "a text");
+    return value->get<std::string>();
+  }
+  [[nodiscard]] const Json& needed(const char* key, const char* allowed) const {
+    const Json* const value = find(key);
+    if (value == nullptr)
+      refuse(within_ + key, fmt::format("{}{} is missing; allowed: {}", within_, key, allowed));
+    return *value;
+  }
+  [[noreturn]] void bad(const char* key, const Json& value, const std::string& allowed) const {
+    refuse(within_ + key, fmt::format("{}{} is {}; allowed: {}", within_, key, shown(value), allowed));
+  }
+
+ private:
+  const Json& object_;
+  std::string within_;
+};
+
+std::vector<std::int32_t> read_ids(const Json& list, const char* name, const ServedModel& model) {
+  std::vector<std::int32_t> ids;
+  const std::int64_t size = model.tokenizer.size();
+  for (const Json& one : list) {
+    if (!one.is_number_integer() || one.get<std::int64_t>() < 0 || one.get<std::int64_t>() >= size) {
+      refuse(name, fmt::format("{} has the token {}; allowed: 0 .. {}", name, shown(one), size - 1));
+    }
+    ids.push_back(static_cast<std::int32_t>(one.get<std::int64_t>()));
+  }
+  return ids;
+}
+
+void read_stops(const Fields& fields, CompletionRequest& request) {
+  constexpr const char* kAllowed = "a text, or up to 16, of 1 .. 256 bytes each";
+  const Json* const value = fields.find("stop");
+  if (value == nullptr) return;
+  const Json list = value->is_array() ? *value : Json::array({*value});
+  if (list.size() > kMostStops) fields.bad("stop", *value, kAllowed);
+  for (const Json& one : list) {
+    const bool fits = one.is_string() && !one.get_ref<const std::string&>().empty() &&
+                      one.get_ref<const std::string&>().size() <= kMostStopBytes;
+    if (!fits) fields.bad("stop", one, kAllowed);
+    request.stop.push_back(one.get<std::string>());
+  }
+}
+
+void read_bias(const Fields& fields, const ServedModel& model, runtime::SamplingOptions& sampling) {
+  const Json* const value = fields.find("logit_bias");
+  if (value == nullptr) return;
+  constexpr const char* kAllowed = "an object from token ids to -100 .. 100, at most 1024";
+  if (!value->is_object() || value->size() > kMostBiases) fields.bad("logit_bias", *value, kAllowed);
+  for (const auto& [key, bias] : value->items()) {
+    std::int32_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    const bool whole =
+        error == std::errc() && end == key.data() + key.size() && id >= 0 && id < model.tokenizer.size();
+    if (!whole || !bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
+      refuse("logit_bias",
+             fmt::format("logit_bias has {}: {}; allowed: {}", in_quotes(key), shown(bias), kAllowed));
+    }
+    sampling.logit_bias.emplace_back(id, bias.get<double>());
+  }
+}
+
+/// What all forms have in common.
+CompletionRequest read_common(const Fields& fields, const ServedModel& model) {
+  constexpr double kHuge = 1e9;
+  CompletionRequest request;
+  runtime::SamplingOptions& sampling = request.sampling;
+  sampling.temperature = fields.real("temperature", 0, 2).value_or(1.0);
+  sampling.top_p = fields.real("top_p", 0, 1).value_or(1.0);
+  sampling.top_k = fields.integer("top_k", -1, kMostCount).value_or(0);
+  sampling.top_k = std::max<std::int64_t>(sampling.top_k, 0);
+  sampling.min_p = fields.real("min_p", 0, 1).value_or(0.0);
+  sampling.presence_penalty = fields.real("presence_penalty", -2, 2).value_or(0.0);
+  sampling.frequency_penalty = fields.real("frequency_penalty", -2, 2).value_or(0.0);
+  for (const char* key : {"repetition_penalty", "repeat_penalty"}) {
+    sampling.repeat_penalty = fields.real(key, 1e-3, kHuge).value_or(sampling.repeat_penalty);
+  }
+  sampling.repeat_last = fields.integer("repeat_last_n", -1, kMostCount).value_or(sampling.repeat_last);
+  if (sampling.repeat_last < 0) sampling.repeat_last = kMostCount;
+  const std::int64_t seed =
+      fields.integer("seed", std::numeric_limits<std::int64_t>::min(), std::int64_t{1} << 62).value_or(-1);
+  sampling.seed = seed >= 0 ? static_cast<std::uint64_t>(seed) : std::random_device()();
+  read_bias(fields, model, sampling);
+  read_stops(fields, request);
+  request.ignore_end = fields.boolean("ignore_eos", false);
+  request.use_cache = fields.boolean("cache_prompt", true);
+  if (const Json* const own = fields.find("headwater")) {
+    if (!own->is_object()) fields.bad("headwater", *own, "an object");
+    for (const auto& [key, value] : own->items()) {
+      if (key != "dense" && key != "dense_tail" && key != "cache") {
+        refuse("headwater", fmt::format("headwater.{} is not known; allowed: dense, dense_tail, cache",
+                                        one_line(key, 80)));
+      }
+    }
+    const Fields ours(*own, "headwater.");
+    request.dense = ours.boolean("dense", false);
+    request.dense_tail = ours.integer("dense_tail", 0, kMostCount);
+    request.use_cache = ours.boolean("cache", request.use_cache);
+  }
+  return request;
+}
+
+std::int64_t read_most(const Fields& fields, std::initializer_list<const char*> keys,
+                       const ServedModel& model) {
+  std::int64_t most = -1;
+  for (const char* key : keys) most = fields.integer(key, -1, kMostCount).value_or(most);
+  if (model.max_tokens < 0) return most;
+  return most < 0 ? model.max_tokens : std::min(most, model.max_tokens);
+}
+
+/// What of a request's size can be said before it waits.
+void check_prompt(const std::vector<std::int32_t>& ids, const char* name, const ServedModel& model) {
+  if (ids.empty()) refuse(name, fmt::format("{} has no token; allowed: one or more", name));
+  const auto n = std::ssize(ids);
+  if (n < model.context) return;
+  refuse(
+      name,
+      fmt::format("{} has {} tokens, but the context {}; allowed: fewer than that", name, n, model.context),
+      "context_length_exceeded");
+}
+
+void refuse_what_is_missing(const Fields& fields) {
+  for (const char* key : {"tools", "functions"}) {
+    const Json* const value = fields.find(key);
+    if (value != nullptr && !(value->is_array() && value->empty()))
+      refuse(key, fmt::format("{} are not supported; allowed: none", key));
+  }
+  for (const char* key : {"response_format", "text"}) {
+    const Json* value = fields.find(key);
+    if (value != nullptr && value->is_object() && value->contains("format")) value = &(*value)["format"];
+    if (value == nullptr || !value->is_object() || !value->contains("type")) continue;
+    if ((*value)["type"] != "text") fields.bad(key, (*value)["type"], "text");
+  }
+  for (const char* key : {"grammar", "json_schema", "audio", "prediction"}) {
+    if (fields.find(key) != nullptr) refuse(key, fmt::format("{} is not supported; allowed: none", key));
+  }
+  if (fields.boolean("echo", false)) refuse("echo", "echo is true; allowed: false");
+}
+
+std::string read_content(const Json& message, const std::string& place, bool may_be_absent) {
+  const auto found = message.find("content");
+  if (found == message.end() || found->is_null()) {
+    if (may_be_absent) return {};
+    refuse("messages", fmt::format("{}.content is missing; allowed: a text", place));
+  }
+  if (found->is_string()) return found->get<std::string>();
+  if (!found->is_array())
+    refuse("messages", fmt::format("{}.content is {}; allowed: a text, or parts", place, shown(*found)));
+  std::string text;
+  for (const Json& part : *found) {
+    const std::string type = part.is_object() && part.contains("type") && part["type"].is_string()
+                                 ? part["type"].get<std::string>()
+                                 : "";
+    const bool is_text = type == "text" || type == "input_text" || type == "output_text";
+    if (!is_text || !part.contains("text") || !part["text"].is_string()) {
+      refuse("messages",
+             fmt::format("{}.content has a part of type {}; allowed: text", place, in_quotes(type)));
+    }
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* name) {
+  if (!list.is_array() || list.empty())
+    refuse(name, fmt::format("{} is {}; allowed: a list of one or more", name, shown(list)));
+  std::vector<runtime::ChatMessage> messages;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Json& one = list[i];
+    const std::string place = fmt::format("{}[{}]", name, i);
+    if (!one.is_object()) refuse(name, fmt::format("{} is {}; allowed: an object", place, shown(one)));
+    std::string role = one.contains("role") && one["role"].is_string() ? one["role"].get<std::string>() : "";
+    if (role == "developer") role = "system";
+    if (role != "system" && role != "user" && role != "assistant") {
+      refuse(name, fmt::format("{}.role is {}; allowed: system, developer, user, assistant", place,
+                               in_quotes(role)));
+    }
+    messages.push_back({role, read_content(one, place, role == "assistant")});
+  }
+  return messages;
+}
+
+const runtime::ChatTemplate& chat_of(const ServedModel& model) {
+  if (model.chat == nullptr)
+    refuse("messages", "the model has no chat template; allowed: /v1/completions, or --chat-template");
+  return *model.chat;
+}
+
+std::vector<std::int32_t> ids_of_chat(const std::vector<runtime::ChatMessage>& messages,
+                                      const ServedModel& model) {
+  try {
+    return chat_of(model).begin(messages).ids;
+  } catch (const Error& error) {
+    refuse("messages", error.what());
+  }
+}
+
+std::vector<std::int32_t> ids_of_text(const std::string& text, const ServedModel& model) {
+  return model.tokenizer.encode(text, true, true);
+}
+
+/// A prompt: a text, ids, or a list of these.
+std::vector<std::vector<std::int32_t>> read_prompts(const Json& value, const ServedModel& model) {
+  const auto is_ids = [](const Json& one) {
+    return one.is_array() && !one.empty() &&
+           std::all_of(one.begin(), one.end(), [](const Json& id) { return id.is_number(); });
+  };
+  const bool single = value.is_string() || is_ids(value);
+  const Json list = single ? Json::array({value}) : value;
+  if (!list.is_array() || list.empty() || list.size() > kMostPrompts)
+    refuse("prompt", fmt::format("prompt is {}; allowed: a text, token ids, or a list of 1 .. {} of them",
+                                 shown(value), kMostPrompts));
+  std::vector<std::vector<std::int32_t>> prompts;
+  for (const Json& one : list) {
+    if (!one.is_string() && !is_ids(one))
+      refuse("prompt", fmt::format("prompt has {}; allowed: a text, or token ids", shown(one)));
+    prompts.push_back(one.is_string() ? ids_of_text(one.get<std::string>(), model)
+                                      : read_ids(one, "prompt", model));
+    check_prompt(prompts.back(), "prompt", model);
+  }
+  return prompts;
+}
+
+void read_form(const Fields& fields, const ServedModel& model, ApiRequest& request) {
+  request.stream = fields.boolean("stream", false);
+  request.return_progress = fields.boolean("return_progress", false);
+  request.n = static_cast<int>(fields.integer("n", 1, model.most_choices).value_or(1));
+  if (const Json* const options = fields.find("stream_options")) {
+    if (!options->is_object()) fields.bad("stream_options", *options, "an object");
+    request.include_usage = Fields(*options, "stream_options.").boolean("include_usage", false);
+  }
+}
+
+/// Ends a parse whose depth is more than the stack is trusted with, before the tree is built.
+void check_depth(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      quoted = !quoted;
+    } else if (!quoted && (c == '[' || c == '{')) {
+      if (++depth > kMostDepth)
+        refuse("", fmt::format("the body has more than {} levels; allowed: as many", kMostDepth));
+    } else if (!quoted && (c == ']' || c == '}')) {
+      --depth;
+    }
+  }
+}
+
+}  // namespace
+
+Json ApiError::body() const {
+  const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  return {{"error",
+           {{"message", message_}, {"type", type_}, {"param", or_null(param_)}, {"code", or_null(code_)}}}};
+}
+
+Json parse_body(std::string_view text) {
+  check_depth(text);
+  Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) refuse("", "the body is no JSON object in UTF-8; allowed: {...}");
+  return json;
+}
+
+ApiRequest parse_chat(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  refuse_what_is_missing(fields);
+  ApiRequest request;
+  request.form = ApiRequest::Form::chat;
+  read_form(fields, model, request);
+  CompletionRequest one = read_common(fields, model);
+  one.max_tokens = read_most(fields, {"max_tokens", "max_completion_tokens"}, model);
+  const std::optional<std::int64_t> top = fields.integer("top_logprobs", 0, 20);
+  if (fields.boolean("logprobs", false)) {
+    one.top_logprobs = static_cast<int>(top.value_or(0));
+  } else if (top) {
+    fields.bad("top_logprobs", *fields.find("top_logprobs"), "absent without logprobs");
+  }
+  one.prompt =
+      ids_of_chat(read_messages(fields.needed("messages", "a list of one or more"), "messages"), model);
+  check_prompt(one.prompt, "messages", model);
+  request.prompts.push_back(std::move(one));
+  return request;
+}
+
+ApiRequest parse_text(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  refuse_what_is_missing(fields);
+  ApiRequest request;
+  request.form = ApiRequest::Form::text;
+  read_form(fields, model, request);
+  CompletionRequest one = read_common(fields, model);
+  one.max_tokens = read_most(fields, {"max_tokens"}, model);
+  if (fields.find("max_tokens") == nullptr && model.max_tokens < 0) one.max_tokens = 16;  // OpenAI's default
+  if (const auto top = fields.integer("logprobs", 0, 20)) one.top_logprobs = static_cast<int>(*top);
+  for (std::vector<std::int32_t>& ids :
+       read_prompts(fields.needed("prompt", "a text, or token ids"), model)) {
+    request.prompts.push_back(one);
+    request.prompts.back().prompt = std::move(ids);
+  }
+  return request;
+}
+
+ApiRequest parse_native(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  refuse_what_is_missing(fields);
+  ApiRequest request;
+  request.form = ApiRequest::Form::native;
+  read_form(fields, model, request);
+  if (request.n != 1) fields.bad("n", *fields.find("n"), "1");
+  CompletionRequest one = read_common(fields, model);
+  one.max_tokens = read_most(fields, {"n_predict", "max_tokens"}, model);
+  if (const auto top = fields.integer("n_probs", 0, 100); top && *top > 0)
+    one.top_logprobs = static_cast<int>(*top);
+  std::vector<std::vector<std::int32_t>> prompts =
+      read_prompts(fields.needed("prompt", "a text, or token ids"), model);
+  if (prompts.size() != 1) fields.bad("prompt", *fields.find("prompt"), "one prompt");
+  one.prompt = std::move(prompts.front());
+  request.prompts.push_back(std::move(one));
+  return request;
+}
+
+ApiRequest parse_responses(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  refuse_what_is_missing(fields);
+  if (fields.find("previous_response_id") != nullptr) {
+    refuse("previous_response_id",
+           "previous_response_id is not supported; allowed: the whole conversation as input");
+  }
+  ApiRequest request;
+  request.form = ApiRequest::Form::responses;
+  read_form(fields, model, request);
+  if (request.n != 1) fields.bad("n", *fields.find("n"), "1");
+  CompletionRequest one = read_common(fields, model);
+  one.max_tokens = read_most(fields, {"max_output_tokens"}, model);
+  std::vector<runtime::ChatMessage> messages;
+  if (const auto system = fields.text("instructions")) messages.push_back({"system", *system});
+  const Json& input = fields.needed("input", "a text, or a list of messages");
+  if (input.is_string()) {
+    messages.push_back({"user", input.get<std::string>()});
+  } else {
+    for (runtime::ChatMessage& message : read_messages(input, "input"))
+      messages.push_back(std::move(message));
+  }
+  one.prompt = ids_of_chat(messages, model);
+  check_prompt(one.prompt, "input", model);
+  request.prompts.push_back(std::move(one));
+  return request;
+}
+
+Json tokenize(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  const Json& content = fields.needed("content", "a text");
+  if (!content.is_string()) fields.bad("content", content, "a text");
+  Json tokens = Json::array();
+  const bool pieces = fields.boolean("with_pieces", false);
+  for (const std::int32_t id :
+       model.tokenizer.encode(content.get<std::string>(), fields.boolean("add_special", false),
+                              fields.boolean("parse_special", true))) {
+    if (pieces) {
+      tokens.push_back({{"id", id}, {"piece", model.tokenizer.piece(id)}});
+    } else {
+      tokens.push_back(id);
+    }
+  }
+  return {{"tokens", tokens}};
+}
+
+Json detokenize(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  const Json& tokens = fields.needed("tokens", "a list of token ids");
+  if (!tokens.is_array()) fields.bad("tokens", tokens, "a list of token ids");
+  return {{"content", model.tokenizer.decode(read_ids(tokens, "tokens", model))}};
+}
+
+Json apply_template(const Json& body, const ServedModel& model) {
+  const Fields fields(body);
+  const std::vector<runtime::ChatMessage> messages =
+      read_messages(fields.needed("messages", "a list of one or more"), "messages");
+  try {
+    return {{"prompt", chat_of(model).rendered(messages, true, std::time(nullptr))}};
+  } catch (const Error& error) {
+    refuse("messages", error.what());
+  }
+}
+
+}  // namespace headwater::cli
