@@ -69,7 +69,9 @@ std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t from = fnv
 void PageList::grow(std::int64_t tokens) {
   if (tokens <= tokens_) return;
   // A page that is shared and not full is copied before it is written.
-  if (tokens_ % page_ != 0 && pages_.back().use_count() > 1) pages_.back() = std::make_shared<Page>(count_);
+  const bool copied = tokens_ % page_ != 0 && pages_.back().use_count() > 1;
+  if (copied && !HEADWATER_SABOTAGE("runtime.prefix.copied_page_not_counted"))
+    pages_.back() = std::make_shared<Page>(count_);
   while (std::ssize(pages_) * page_ < tokens) pages_.push_back(std::make_shared<Page>(count_));
   tokens_ = tokens;
 }

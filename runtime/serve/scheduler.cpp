@@ -213,7 +213,8 @@ bool Scheduler::run_step() {
     return false;
   }
   const double begun = now();
-  const bool reads = writing.empty() || (!reading.empty() && decode_spent_ > prefill_spent_);
+  bool reads = writing.empty() || (!reading.empty() && decode_spent_ > prefill_spent_);
+  if (HEADWATER_SABOTAGE("runtime.serve.prompts_first")) reads = !reading.empty();
   if (reads) {
     read(*reading[turn_++ % reading.size()]);
   } else {

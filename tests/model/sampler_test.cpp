@@ -222,6 +222,48 @@ TEST(Sampler, ANucleusOfAHundredThousand) {
   }
 }
 
+/// Tokens drawn one after the other, each accepted.
+std::vector<std::int32_t> drawn(const SamplingOptions& options, std::vector<std::int32_t> prompt,
+                                const std::vector<float>& logits, int tokens) {
+  Sampler sampler(options, std::ssize(logits));
+  sampler.read_prompt(prompt);
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < tokens; ++i) {
+    ids.push_back(sampler.draw(logits));
+    sampler.accept(ids.back());
+  }
+  return ids;
+}
+
+TEST(Sampler, BiasesAndPenaltiesChangeLogits) {
+  using Ids = std::vector<std::int32_t>;
+  const std::vector<float> logits = {4, 3, 2, -1, -1.5};
+  EXPECT_EQ(drawn({.logit_bias = {{3, 5.5}}}, {}, logits, 2), (Ids{3, 3}));
+  EXPECT_EQ(drawn({.logit_bias = {{0, -100}, {1, -100}}}, {}, logits, 1), (Ids{2}));
+  // Once for being there: 4 - 1.5 = 2.5 < 3, 3 - 1.5 = 1.5 < 2.5.
+  EXPECT_EQ(drawn({.presence_penalty = 1.5}, {0, 0}, logits, 4), (Ids{0, 1, 0, 0}));
+  // For each time: 4, 3.2 | 3, 2.2 | 2.4 ...
+  EXPECT_EQ(drawn({.frequency_penalty = 0.8}, {}, logits, 5), (Ids{0, 0, 1, 0, 1}));
+  EXPECT_EQ(drawn({.frequency_penalty = -1.0}, {}, logits, 3), (Ids{0, 0, 0}));
+  // The prompt counts, and whatever the sign a penalised logit falls: 4 / 2 < 3.
+  EXPECT_EQ(drawn({.repeat_penalty = 2.0}, {0}, logits, 1), (Ids{1}));
+  EXPECT_EQ(drawn({.repeat_penalty = 2.0}, {3}, {-9, -9, -9, -1, -1.5}, 1), (Ids{4}));
+  EXPECT_EQ(drawn({.repeat_penalty = 0.5}, {1}, logits, 1), (Ids{1}));
+  // The last two tokens, one of the answer among them.
+  EXPECT_EQ(drawn({.repeat_penalty = 2.0, .repeat_last = 2}, {0, 4, 3}, logits, 3), (Ids{0, 1, 0}));
+  EXPECT_EQ(drawn({.repeat_penalty = 2.0, .repeat_last = 3}, {0, 4, 3}, logits, 1), (Ids{1}));
+  EXPECT_EQ(drawn({.repeat_penalty = 2.0, .repeat_last = 0}, {0}, logits, 2), (Ids{0, 0}));
+  // Filters see what is left.
+  EXPECT_EQ(drawn({.temperature = 1.0, .top_k = 1, .logit_bias = {{2, 9}}}, {}, logits, 1), (Ids{2}));
+  EXPECT_THROW(Sampler({.logit_bias = {{5, 1.0}}}, 5), Error);
+  EXPECT_THROW(Sampler({.logit_bias = {{-1, 1.0}}}, 5), Error);
+  EXPECT_THROW(Sampler({.logit_bias = {{1, NAN}}}, 5), Error);
+  EXPECT_THROW(Sampler({.repeat_penalty = 0.0}, 5), Error);
+  EXPECT_THROW(Sampler({.repeat_last = -1}, 5), Error);
+  EXPECT_THROW(Sampler({.presence_penalty = INFINITY}, 5), Error);
+  EXPECT_THROW(Sampler({.frequency_penalty = NAN}, 5), Error);
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Sampler({.temperature = -1.0}, 5), Error);
   EXPECT_THROW(Sampler({.temperature = NAN}, 5), Error);

@@ -71,7 +71,7 @@ VocabularyBuilder families_vocabulary() {
 
 const nlohmann::json& golden() {
   static const nlohmann::json all = [] {
-    std::ifstream file(FIXTURES "/chat.json");
+    std::ifstream file(EXPECTED "/chat.json");
     EXPECT_TRUE(file);
     return nlohmann::json::parse(file);
   }();

@@ -1,4 +1,4 @@
-"""Writes tests/tokenizer/fixtures/chat.json: chat templates of real models, and what jinja2 makes of them.
+"""Writes chat.json.tar.xz of tests/tokenizer/fixtures/: chat templates of real models, and what jinja2 makes of them.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install jinja2==3.1.6 gguf==0.19.0
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36    # vendor/llama.cpp in it
@@ -22,6 +22,8 @@ import gguf
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from packed import pack
 
 OUT = pathlib.Path(__file__).parent / "fixtures" / "chat.json"
 NOW = 1764207000  # what strftime_now reads, in UTC
@@ -150,7 +152,7 @@ def main():
     language = [[text, rendered(env, text, LANGUAGE_MESSAGES, True)] for text in LANGUAGE]
     document = {"now": NOW, "templates": templates, "conversations": talks, "renderings": renderings,
                 "language_messages": [[one["role"], one["content"]] for one in LANGUAGE_MESSAGES], "language": language}
-    OUT.write_text(json.dumps(document, ensure_ascii=True, indent=0) + "\n")
+    pack(OUT, json.dumps(document, ensure_ascii=True, indent=0) + "\n")
 
 
 if __name__ == "__main__":

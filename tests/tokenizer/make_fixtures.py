@@ -21,6 +21,8 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
+from packed import pack
+
 OUT = pathlib.Path(__file__).parent / "fixtures"
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -141,7 +143,7 @@ def byte_level(source):
         for case in results[name]:
             text = bytes.fromhex(case["hex"]).decode("utf-8", errors="replace")
             case["words"] = [len(word.encode()) for word, _ in words.pre_tokenize_str(text)]
-    (OUT / "tiny.json").write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    pack(OUT / "tiny.json", json.dumps(results, separators=(",", ":")) + "\n")
 
 
 def sentence(source):
@@ -178,8 +180,8 @@ def normal_forms():
     pairs = [(raw, form.normalize_str(raw.decode()).encode()) for raw in texts]
     for raw, normal in pairs:
         assert unicodedata.normalize("NFC", raw.decode()).encode() == normal, raw
-    (OUT / "normal_forms.json").write_text(json.dumps([[raw.hex(), normal.hex()] for raw, normal in pairs],
-                                                      separators=(",", ":")) + "\n")
+    pack(OUT / "normal_forms.json",
+         json.dumps([[raw.hex(), normal.hex()] for raw, normal in pairs], separators=(",", ":")) + "\n")
 
 
 def main():
