@@ -27,6 +27,9 @@ namespace fs = std::filesystem;
 /// Fewer tokens are not worth a fork.
 constexpr std::int64_t kLeastUse = 64;
 
+/// An entry of which some other file lacks fewer tokens gets none.
+constexpr std::int64_t kLeastWritten = 512;
+
 // An entry NAME has two files: NAME.rows, by headwater::save(), and NAME.ids, written after it, which makes it an entry.
 constexpr const char* kRows = ".rows";
 constexpr const char* kIds = ".ids";
@@ -210,7 +213,7 @@ void PrefixCache::trim() {
       if (entry->prefix && (oldest == entries_.end() || entry->used < oldest->used)) oldest = entry;
     }
     if (oldest == entries_.end()) return;
-    if (!options_.directory.empty() && oldest->name.empty()) write(*oldest);
+    if (!options_.directory.empty() && oldest->name.empty() && !covered(*oldest)) write(*oldest);
     oldest->prefix.reset();
     if (oldest->name.empty()) entries_.erase(oldest);
   }
@@ -224,7 +227,17 @@ void PrefixCache::save_all() {
   }
   // The newest last, since the oldest go where the limit is reached.
   std::sort(places.begin(), places.end(), [](Place a, Place b) { return a->used < b->used; });
-  for (const Place entry : places) write(*entry);
+  for (const Place entry : places) {
+    if (!covered(*entry)) write(*entry);
+  }
+}
+
+bool PrefixCache::covered(const Entry& entry) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
+    return !other.name.empty() && other.origin.dense == entry.origin.dense &&
+           other.origin.sparse_turn == entry.origin.sparse_turn && !options_.whole_only &&
+           common_length(other.ids, entry.ids) > std::ssize(entry.ids) - kLeastWritten;
+  });
 }
 
 PrefixCache::Place PrefixCache::with_ids(std::span<const std::int32_t> ids) {
@@ -390,6 +403,7 @@ void PrefixCache::write(Entry& entry) {
     const auto head_bytes = std::as_bytes(std::span(&head, 1));
     const std::uint64_t hash = hash_of(id_bytes, hash_of(head_bytes));
     std::ofstream stream(part, std::ios::binary | std::ios::trunc);
+    fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write, error);  // as save() has it: it is text of users
     for (const auto bytes : {head_bytes, id_bytes, std::as_bytes(std::span(&hash, 1))}) {
       stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     }

@@ -106,7 +106,7 @@ class PrefixCache {
   void keep(Prefix prefix);
   /// Entries that were not used for the longest time leave the memory until its limit is kept.
   void trim();
-  /// All entries into files, as far as their limit allows.
+  /// All entries into files, as far as their limit allows; of those that differ by less than 512 tokens one.
   void save_all();
   /// Writes the entry of these tokens, and remembers it by a name of letters, digits, '.', '_' and '-'. Its tokens; -1: there is
   /// no such entry, or it cannot be written.
@@ -149,6 +149,8 @@ class PrefixCache {
   [[nodiscard]] std::string fingerprint_of(const std::string& name) const;
   void read_directory();
   [[nodiscard]] bool read_entry(const std::string& name);
+  /// Whether another file has nearly all of its tokens.
+  [[nodiscard]] bool covered(const Entry& entry) const;
   void write(Entry& entry);
   void remove_files(Entry& entry);
   void trim_files(const Entry* kept);

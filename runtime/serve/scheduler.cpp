@@ -47,6 +47,7 @@ Scheduler::Scheduler(Transformer& transformer, const Tokenizer& tokenizer, Prefi
       tokenizer_(tokenizer),
       cache_(cache),
       options_(std::move(options)),
+      capacity_(transformer.session().shape().capacity),
       chunk_(std::min(transformer.options().chunk, transformer.max_step())),
       forks_(transformer.engine().claims().fork && transformer.engine().claims().truncate &&
              transformer.relay() == nullptr) {
@@ -79,9 +80,8 @@ PrefixCache::Wanted Scheduler::wanted_of(const CompletionRequest& request) const
 std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
   const std::int64_t vocabulary = transformer_.model().config().vocabulary;
-  const std::int64_t capacity = transformer_.session().shape().capacity;
   const auto n = std::ssize(request.prompt);
-  if (n < 1 || n > capacity) refuse(fmt::format("the prompt has {} tokens; allowed: 1 .. {}", n, capacity));
+  if (n < 1 || n > capacity_) refuse(fmt::format("the prompt has {} tokens; allowed: 1 .. {}", n, capacity_));
   for (const std::int32_t id : request.prompt) {
     if (id < 0 || id >= vocabulary)
       refuse(fmt::format("token id is {}; allowed: 0 .. {}", id, vocabulary - 1));
@@ -90,6 +90,8 @@ std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
     refuse(fmt::format("max_tokens is {}; allowed: -1 (no limit) or more", request.max_tokens));
   if (request.dense_tail.value_or(0) < 0)
     refuse(fmt::format("dense_tail is {}; allowed: 0 or more", *request.dense_tail));
+  if (request.dense && transformer_.relay() != nullptr)
+    refuse("dense prefill of one request needs a model in one part; allowed: --dense for all requests");
   if (std::any_of(request.stop.begin(), request.stop.end(), [](const auto& stop) { return stop.empty(); }))
     refuse("a stop text is empty; allowed: one byte or more");
   (void)Sampler(request.sampling, vocabulary);
@@ -195,9 +197,13 @@ bool Scheduler::run_step() {
     }
   }
   if (action) {
-    action->run();
-    publish();
-    action->done.set_value(true);
+    try {
+      action->run();
+      publish();
+      action->done.set_value(true);
+    } catch (...) {
+      action->done.set_exception(std::current_exception());
+    }
     return true;
   }
   drop_cancelled();
@@ -351,7 +357,7 @@ void Scheduler::begin(Slot& slot, const Queued& queued) {
         slot.talk.tokens() == 0 || transformer_.session(slot.talk.slot()).state() == SessionState::prefilling;
     if (!in_turn && std::ssize(rest) <= chunk_) tail = 0;
     slot.talk.begin_turn(rest, tail);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     fail(slot, error.what());
   }
 }
@@ -372,7 +378,7 @@ void Scheduler::read(Slot& slot) {
       Conversation* const talk = &slot.talk;
       Conversation::take_logits({&talk, 1});
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     fail(slot, error.what());
     return;
   }
@@ -398,7 +404,7 @@ void Scheduler::decode(const std::vector<Slot*>& slots) {
   }
   try {
     Conversation::append(talks, ids);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     for (Slot* const slot : slots) fail(*slot, error.what());
     return;
   }
@@ -421,7 +427,7 @@ void Scheduler::draw(Slot& slot) {
   std::int32_t id = 0;
   try {
     id = slot.sampler->draw(slot.talk.logits());
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     fail(slot, error.what());
     return;
   }
@@ -439,7 +445,7 @@ void Scheduler::draw(Slot& slot) {
     finish(slot, Completion::End::stop, std::move(event));
     return;
   }
-  const bool full = slot.talk.tokens() == transformer_.session(slot.talk.slot()).shape().capacity;
+  const bool full = slot.talk.tokens() == capacity_;
   if (slot.facts.generated_tokens == request.max_tokens || full) {
     finish(slot, Completion::End::length, std::move(event));
     return;
@@ -498,7 +504,7 @@ void Scheduler::free(Slot& slot, bool keep) {
       slot.pages.reset();
       slot.talk.reset();
       cache_.keep(std::move(*prefix));
-    } catch (const Error&) {  // no memory for it: the next request reads its prompt
+    } catch (const std::exception&) {  // no memory for it: the next request reads its prompt
     }
   }
   slot.pages.reset();

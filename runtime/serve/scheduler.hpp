@@ -38,7 +38,8 @@ class Scheduler {
 
   /// Null: the queue is full, or the server ends. Errors: invalid_argument for a request that cannot be answered.
   [[nodiscard]] std::shared_ptr<Completion> submit(CompletionRequest request);
-  /// Runs an action between two steps, on the thread of run(), and waits for it; false: the server has ended.
+  /// Runs an action between two steps, on the thread of run(), and waits for it; false: the server has ended. What the action
+  /// throws comes here.
   bool between_steps(std::function<void()> action);
   /// No new requests; run() returns when those that are there are answered, or at once where `now`.
   void stop(bool now);
@@ -130,6 +131,7 @@ class Scheduler {
   const Tokenizer& tokenizer_;
   PrefixCache& cache_;
   Options options_;
+  std::int64_t capacity_;  // of a slot; sessions themselves are the thread's of run()
   std::int64_t chunk_;
   bool forks_;  // the engine does, and the model is in one part
   std::vector<std::unique_ptr<Slot>> slots_;

@@ -21,9 +21,9 @@ TIMEOUT = 120  # seconds; only a hang takes that long
 class Server:
     """A running server; as a context it ends by SIGTERM, with exit status 0."""
 
-    def __init__(self, *flags, env=None):
+    def __init__(self, *flags, env=None, before=()):
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", "-m", MODEL, "--port", "0", "-c", "8192", "-ub", "512", "--chat-template", "chatml", *flags],
+            [*before, PROGRAM, "serve", "-m", MODEL, "--port", "0", "-c", "8192", "-ub", "512", "--chat-template", "chatml", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
         self.line = self.process.stdout.readline().decode()
         found = re.search(r"http://([^/]+):(\d+)/", self.line)

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -265,6 +266,19 @@ class Ends(unittest.TestCase):
                 status, answer = asked.result(TIMEOUT)
             self.assertEqual(status, 200, answer)
             self.assertEqual(answer["usage"]["completion_tokens"], 300)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_a_model_in_two_processes_answers_as_in_one(self):
+        with Server() as one:
+            wanted = one.ask("/v1/completions", greedy(LONG))[1]
+        several = Server(before=("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"))
+        try:
+            status, answer = several.ask("/v1/completions", greedy(LONG))
+            self.assertEqual((status, answer["choices"]), (200, wanted["choices"]))
+            self.assertEqual(several.ask("/v1/completions", {**greedy(LONG), "headwater": {"dense": True}})[0], 400)
+        finally:
+            several.process.terminate()
+            several.process.communicate(timeout=TIMEOUT)
 
     def test_bad_flags(self):
         with tempfile.TemporaryDirectory() as folder:

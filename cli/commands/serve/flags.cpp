@@ -51,6 +51,7 @@ std::optional<ServeFlags> parse_serve_flags(const std::vector<std::string>& argu
   FlagSet set("Serves a model over HTTP to clients of OpenAI's interface.", "headwater serve", kFooter);
   flags.model.declare_quality(set, flags.dense);
   flags.model.declare(set);
+  flags.model.ranks.declare(set);
   set.value("--host", "ADDRESS", "where to listen; 0.0.0.0 is every address of the machine (127.0.0.1)",
             [&](const std::string& text) {
               if (text.empty()) throw Failure("--host: '' is not allowed; use a name or an address");
@@ -59,7 +60,7 @@ std::optional<ServeFlags> parse_serve_flags(const std::vector<std::string>& argu
   set.integer("--port", "--port", 0, 65535, "0 is any that is free (8080)", flags.port);
   set.integer("--parallel", "--parallel", 1, runtime::kMostSlots, "requests that are worked on at a time (4)",
               flags.slots);
-  set.integer("--queue", "--queue", 0, kMaxCount, "requests that wait beside them (64)", flags.queue);
+  set.integer("--queue", "--queue", 1, kMaxCount, "requests that wait beside them (64)", flags.queue);
   set.value("-n,--predict", "N", "most tokens of an answer; -1: as many as fit (-1)",
             [&](const std::string& text) {
               flags.tokens = text == "-1" ? -1 : parse_integer("-n (--predict)", text, 1, kMaxCount);

@@ -15,7 +15,7 @@
 #include "cli/commands/serve/service.hpp"
 #include "cli/support/loaded_model.hpp"
 #include "cli/support/machine.hpp"
-#include "cli/support/prompt.hpp"
+#include "cli/support/ranks.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
 #include "runtime/model/threads.hpp"
@@ -95,13 +95,13 @@ class Ending {
 }  // namespace
 
 ExitCode serve_command(const Arguments& arguments) {
+  const sigset_t signals = block_ends();
+  join_ranks("headwater serve", arguments);
   const std::optional<ServeFlags> parsed = parse_serve_flags(arguments);
   if (!parsed) return ExitCode::done;
   const ServeFlags& flags = *parsed;
-  if (ranks() != nullptr)
-    throw Failure("serve works in one process, but several ranks were started; start one");
-  const sigset_t signals = block_ends();
   LoadedModel model(flags.model);
+  if (serves()) model.serve();
   std::optional<runtime::ChatTemplate> chat;
   std::vector<std::string> warnings = model.warnings();
   try {
@@ -114,6 +114,7 @@ ExitCode serve_command(const Arguments& arguments) {
       model.open(model.context(), flags.dense, flags.slots);
   const EffectiveOptions& options = transformer->options();
   warnings.insert(warnings.end(), options.warnings.begin(), options.warnings.end());
+  if (ranks() != nullptr) warnings.emplace_back("no cache of prefixes: the model is in several processes");
   runtime::PrefixCache cache(*transformer, cache_options(flags, model, *transformer));
   runtime::Scheduler::Options scheduling;
   scheduling.dense_tail = flags.dense_tail.value_or(kDenseTail);

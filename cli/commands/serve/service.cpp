@@ -72,7 +72,7 @@ class Delivery {
   /// Where the client has gone, the work ends.
   ~Delivery() {
     for (const auto& job : jobs_) job->cancel();
-    if (!quiet_) print_error(line());
+    if (!quiet_ && !jobs_.empty()) print_error(line());
   }
 
   void add(std::shared_ptr<Completion> job) {
