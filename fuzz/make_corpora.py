@@ -1,12 +1,13 @@
 """The corpora of the fuzz targets, fuzz/corpora.tar.gz: a folder for each target, a file for each input.
 
-python3 fuzz/make_corpora.py [TARGET FILE...] writes the seeds of gguf, tokenizer and session_file anew, adds the files named (what
+python3 fuzz/make_corpora.py [TARGET FILE...] writes the seeds of api, gguf, tokenizer and session_file anew, adds the files named (what
 a fuzzer found) to the folder of their target, and leaves the other inputs as they are. The same inputs give the same bytes.
 Standard library only.
 """
 
 import gzip
 import io
+import json
 import pathlib
 import struct
 import sys
@@ -106,6 +107,25 @@ def seeds():
     for which in range(6):
         for name, content in samples.items():
             found[f"tokenizer/{name}-{which}"] = bytes([which, which % 2]) + content
+
+    # target_api.cpp: which path, then the body.
+    chat = {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b\ud83d"}]},
+                         {"role": "assistant", "content": None}, {"role": "user", "content": "<|im_end|>"}],
+            "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "n": 2, "stop": ["a", "b"], "seed": -1, "max_tokens": 8,
+            "presence_penalty": 1, "frequency_penalty": -1, "repeat_penalty": 1.1, "logit_bias": {"5": -100}, "logprobs": True,
+            "top_logprobs": 3, "stream": True, "stream_options": {"include_usage": True}, "return_progress": True,
+            "headwater": {"dense": True, "dense_tail": 3, "cache": False}}
+    common = {key: value for key, value in chat.items() if key not in ("messages", "logprobs", "top_logprobs", "n")}
+    bodies = [{"content": "a b", "with_pieces": True}, {"tokens": [1, 2, 3]}, {"messages": chat["messages"]}, chat,
+              common | {"prompt": ["a", [1, 2]], "logprobs": 2, "n": 4}, common | {"prompt": "a", "n_predict": -1, "n_probs": 2},
+              common | {"input": [{"role": "user", "content": "a"}], "instructions": "b", "max_output_tokens": 3}]
+    for which, body in enumerate(bodies):
+        found[f"api/whole-{which}"] = bytes([which]) + json.dumps(body).encode()
+        for key in body:
+            for name, value in (("null", None), ("huge", 1e300), ("list", [[]]), ("object", {"a": {}}), ("text", "\0\ufffd")):
+                found[f"api/{name}-{key}-{which}"] = bytes([which]) + json.dumps(body | {key: value}).encode()
+    found |= {f"api/deep-{n}": b"\3" + b'{"a":' * n + b"1" + b"}" * n for n in (64, 65, 100000)}
+    found["api/quotes"] = b"\3" + b'{"a":"' + b'\\"[' * 100 + b'"}'
     return found
 
 

@@ -1,0 +1,235 @@
+// What requests may say and what they are told; that every form of an answer is the same answer. Fuzz target `api` reads anything.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/commands/serve/api_answer.hpp"
+#include "cli/commands/serve/api_request.hpp"
+#include "runtime/generate/model_file.hpp"
+
+namespace headwater::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using runtime::Completion;
+using ::testing::HasSubstr;
+
+const ServedModel& model() {
+  static const runtime::ModelFile file(MODELS "/headwater-tiny-f16.gguf");
+  static const runtime::ChatTemplate chat(file.file(), file.tokenizer(), "chatml");
+  static const ServedModel one{"tiny", file.tokenizer(), &chat, 100, -1, 4};
+  return one;
+}
+
+using Parse = ApiRequest (*)(const Json&, const ServedModel&);
+
+/// The base with changes: a JSON merge patch.
+Json with(Json base, const std::string& patch) {
+  base.merge_patch(Json::parse(patch));
+  return base;
+}
+
+const Json kChat = {{"messages", {{{"role", "user"}, {"content", "Hi"}}}}};
+const Json kText = {{"prompt", "def f"}};
+const Json kInput = {{"input", "Hi"}};
+
+std::string refusal(Parse parse, const Json& body, const ServedModel& of = model()) {
+  try {
+    (void)parse(body, of);
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status(), 400);
+    EXPECT_EQ(error.body()["error"]["message"], error.what());
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
+  struct Case {
+    Parse parse;
+    const Json& base;
+    const char* patch;
+    const char* names;
+  };
+  const std::string stop17 =
+      R"({"stop": ["a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a"]})";
+  const std::string stop257 = R"({"stop": ")" + std::string(257, 'a') + R"("})";
+  const std::vector<Case> cases = {
+      {parse_chat, kChat, R"({"messages": []})", "messages is an array; allowed"},
+      {parse_chat, kChat, R"({"messages": null})", "messages is missing"},
+      {parse_chat, kChat, R"({"messages": [3]})", "messages[0] is 3"},
+      {parse_chat, kChat, R"({"messages": [{"role": "tool", "content": "a"}]})",
+       "messages[0].role is 'tool'"},
+      {parse_chat, kChat, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing"},
+      {parse_chat, kChat, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+       "'image_url'"},
+      {parse_chat, kChat, R"({"temperature": 2.1})", "temperature is 2.1; allowed: numbers, 0 .. 2"},
+      {parse_chat, kChat, R"({"temperature": "hot"})", "temperature is \"hot\""},
+      {parse_chat, kChat, R"({"top_p": 1.01})", "top_p"},
+      {parse_chat, kChat, R"({"min_p": -0.1})", "min_p"},
+      {parse_chat, kChat, R"({"presence_penalty": 2.1})", "-2 .. 2"},
+      {parse_chat, kChat, R"({"frequency_penalty": -2.1})", "-2 .. 2"},
+      {parse_chat, kChat, R"({"repeat_penalty": 0})", "repeat_penalty"},
+      {parse_chat, kChat, R"({"n": 0})", "n is 0; allowed: integers, 1 .. 4"},
+      {parse_chat, kChat, R"({"n": 5})", "1 .. 4"},
+      {parse_chat, kChat, R"({"max_tokens": 1.5})", "max_tokens is 1.5; allowed: integers"},
+      {parse_chat, kChat, R"({"max_tokens": 99999999999})", "max_tokens"},
+      {parse_chat, kChat, R"({"seed": 18446744073709551615})", "seed"},
+      {parse_chat, kChat, R"({"stop": ""})", "stop"},
+      {parse_chat, kChat, stop17.c_str(), "up to 16"},
+      {parse_chat, kChat, stop257.c_str(), "1 .. 256"},
+      {parse_chat, kChat, R"({"stop": [3]})", "stop is 3"},
+      {parse_chat, kChat, R"({"top_logprobs": 2})", "without logprobs"},
+      {parse_chat, kChat, R"({"logprobs": true, "top_logprobs": 21})", "0 .. 20"},
+      {parse_chat, kChat, R"({"logit_bias": {"4096": 1}})", "logit_bias has '4096'"},
+      {parse_chat, kChat, R"({"logit_bias": {"a": 1}})", "logit_bias has 'a'"},
+      {parse_chat, kChat, R"({"logit_bias": {"5": 101}})", "-100 .. 100"},
+      {parse_chat, kChat, R"({"tools": [{"type": "function"}]})", "tools are not supported"},
+      {parse_chat, kChat, R"({"response_format": {"type": "json_object"}})",
+       "response_format is \"json_object\""},
+      {parse_chat, kChat, R"({"stream": 1})", "stream is 1; allowed: true or false"},
+      {parse_chat, kChat, R"({"stream_options": 1})", "stream_options"},
+      {parse_chat, kChat, R"({"headwater": {"dens": true}})", "headwater.dens is not known"},
+      {parse_chat, kChat, R"({"headwater": {"dense_tail": -1}})", "headwater.dense_tail is -1"},
+      {parse_text, kText, R"({"prompt": null})", "prompt is missing"},
+      {parse_text, kText, R"({"prompt": ""})", "prompt has no token"},
+      {parse_text, kText, R"({"prompt": []})", "prompt is an array"},
+      {parse_text, kText, R"({"prompt": [[]]})", "prompt has an array"},
+      {parse_text, kText, R"({"prompt": [1, -1]})", "token -1"},
+      {parse_text, kText, R"({"prompt": [4096]})", "0 .. 4095"},
+      {parse_text, kText, R"({"prompt": [1.5]})", "token 1.5"},
+      {parse_text, kText, R"({"prompt": {"a": 1}})", "prompt is an object"},
+      {parse_text, kText, R"({"echo": true})", "echo"},
+      {parse_text, kText, R"({"logprobs": 21})", "0 .. 20"},
+      {parse_native, kText, R"({"n": 2})", "n is 2; allowed: 1"},
+      {parse_native, kText, R"({"prompt": ["a", "b"]})", "one prompt"},
+      {parse_native, kText, R"({"grammar": "root ::= x"})", "grammar"},
+      {parse_responses, kInput, R"({"previous_response_id": "a"})", "previous_response_id"},
+      {parse_responses, kInput, R"({"instructions": 3})", "instructions is 3"},
+  };
+  for (const Case& one : cases)
+    EXPECT_THAT(refusal(one.parse, with(one.base, one.patch)), HasSubstr(one.names)) << one.patch;
+  ServedModel mute = model();
+  mute.chat = nullptr;
+  EXPECT_THAT(refusal(parse_chat, kChat, mute), HasSubstr("no chat template"));
+}
+
+TEST(ApiRequest, BodiesOfSixtyFourLevels) {
+  const auto nested = [](int levels) {
+    const auto n = static_cast<std::size_t>(levels - 1);
+    return "{\"a\":" + std::string(n, '[') + std::string(n, ']') + "}";
+  };
+  EXPECT_TRUE(parse_body(nested(64)).is_object());
+  for (const std::string& text : {nested(65), nested(1000000), std::string("[1]"), std::string("{"),
+                                  std::string(), std::string("{\"a\": \"\xff\"}"), std::string("{} {}")}) {
+    EXPECT_THROW((void)parse_body(text), ApiError) << text.substr(0, 20);
+  }
+  EXPECT_EQ(parse_body(R"({"a": "[[[[\"]]", "a": 2})")["a"], 2);
+}
+
+TEST(ApiRequest, ReadsEveryField) {
+  const ApiRequest all =
+      parse_chat(with(kChat, R"({"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 9,
+      "presence_penalty": 1, "frequency_penalty": -1, "repeat_penalty": 1.5, "repeat_last_n": -1, "logit_bias": {"5": -2},
+      "max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "n": 4, "stream": true, "logprobs": true, "top_logprobs": 2,
+      "stream_options": {"include_usage": true}, "return_progress": true, "cache_prompt": false, "user": "somebody",
+      "headwater": {"dense": true, "dense_tail": 12}})"),
+                 model());
+  const runtime::CompletionRequest& one = all.prompts.at(0);
+  EXPECT_EQ(one.sampling.temperature, 0.5);
+  EXPECT_EQ(one.sampling.top_p, 0.25);
+  EXPECT_EQ(one.sampling.top_k, 7);
+  EXPECT_EQ(one.sampling.min_p, 0.125);
+  EXPECT_EQ(one.sampling.seed, 9U);
+  EXPECT_EQ(one.sampling.presence_penalty, 1);
+  EXPECT_EQ(one.sampling.frequency_penalty, -1);
+  EXPECT_EQ(one.sampling.repeat_penalty, 1.5);
+  EXPECT_EQ(one.sampling.repeat_last, (std::int64_t{1} << 31) - 1);
+  EXPECT_EQ(one.sampling.logit_bias, (std::vector<std::pair<std::int32_t, double>>{{5, -2}}));
+  EXPECT_EQ(one.max_tokens, 4);
+  EXPECT_EQ(one.stop, std::vector<std::string>{"x"});
+  EXPECT_EQ(one.top_logprobs, 2);
+  EXPECT_TRUE(one.dense);
+  EXPECT_EQ(one.dense_tail, 12);
+  EXPECT_FALSE(one.use_cache);
+  EXPECT_TRUE(all.stream && all.include_usage && all.return_progress);
+  EXPECT_EQ(all.n, 4);
+  const ApiRequest none = parse_chat(kChat, model());
+  EXPECT_EQ(none.prompts[0].sampling.temperature, 1);
+  EXPECT_EQ(none.prompts[0].max_tokens, -1);
+  EXPECT_TRUE(none.prompts[0].use_cache);
+  EXPECT_NE(none.prompts[0].sampling.seed, parse_chat(kChat, model()).prompts[0].sampling.seed);
+  ServedModel short_answers = model();
+  short_answers.max_tokens = 5;
+  EXPECT_EQ(parse_chat(kChat, short_answers).prompts[0].max_tokens, 5);
+  EXPECT_EQ(parse_chat(with(kChat, R"({"max_tokens": 6})"), short_answers).prompts[0].max_tokens, 5);
+  EXPECT_EQ(parse_text(with(kText, R"({"prompt": ["a", [5, 6], "b"]})"), model()).prompts.size(), 3U);
+}
+
+TEST(ApiRequest, APromptMustLeaveRoomForAToken) {
+  EXPECT_EQ(refusal(parse_text, {{"prompt", std::vector<int>(99, 5)}}), "accepted");
+  EXPECT_THAT(refusal(parse_text, {{"prompt", std::vector<int>(100, 5)}}),
+              HasSubstr("prompt has 100 tokens, but the context 100"));
+}
+
+TEST(AnswerWriter, StreamsAndWholeAnswersSayTheSame) {
+  struct Form {
+    Parse parse;
+    const Json& body;
+    std::string (*streamed)(const Json&);
+    std::string (*whole)(const Json&);
+  };
+  const std::vector<Form> forms = {
+      {parse_chat, kChat,
+       [](const Json& c) {
+         return c["choices"].empty() ? "" : c["choices"][0]["delta"].value("content", "");
+       },
+       [](const Json& w) { return w["choices"][0]["message"]["content"].get<std::string>(); }},
+      {parse_text, kText,
+       [](const Json& c) { return c["choices"].empty() ? "" : c["choices"][0].value("text", ""); },
+       [](const Json& w) { return w["choices"][0]["text"].get<std::string>(); }},
+      {parse_native, kText, [](const Json& c) { return c["content"].get<std::string>(); },
+       [](const Json& w) { return w["content"].get<std::string>(); }},
+      {parse_responses, kInput, [](const Json& c) { return c.value("delta", ""); },
+       [](const Json& w) { return w["output"][0]["content"][0]["text"].get<std::string>(); }}};
+  for (const Form& form : forms) {
+    ApiRequest asked = form.parse(
+        with(form.body, R"({"stream": true, "stream_options": {"include_usage": true}})"), model());
+    AnswerWriter writer(asked, model(), "id", 5);
+    runtime::CompletionFacts facts;
+    facts.prompt_tokens = 10;
+    facts.cached_tokens = 4;
+    std::string text;
+    std::vector<ServerEvent> events;
+    for (const auto& [part, end] : {std::pair{"", Completion::End::none},
+                                    {"Gr\u00fc", Completion::End::none},
+                                    {"\u00dfe", Completion::End::length}}) {
+      Completion::Event event;
+      if (*part == 0) event.prompt_done = 10;  // progress, which nobody asked for
+      event.text = part;
+      event.end = end;
+      ++facts.generated_tokens;
+      for (const ServerEvent& one : writer.on_event(0, event, facts)) events.push_back(one);
+    }
+    for (const ServerEvent& one : writer.end()) events.push_back(one);
+    for (const ServerEvent& one : events) {
+      if (one.data != "[DONE]") text += form.streamed(Json::parse(one.data));
+    }
+    const Json whole = Json::parse(writer.whole());
+    EXPECT_EQ(text, "Gr\u00fc\u00dfe");
+    EXPECT_EQ(form.whole(whole), text);
+    EXPECT_EQ(whole["headwater"]["cached_tokens"], 4);
+    EXPECT_EQ(whole["timings"]["prompt_n"], 6);
+    if (form.parse == parse_chat || form.parse == parse_text) {
+      EXPECT_EQ(whole["usage"]["total_tokens"], 13);
+      EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
+      EXPECT_EQ(Json::parse(events[events.size() - 2].data)["usage"], whole["usage"]);
+    }
+    if (form.parse == parse_responses) {
+      EXPECT_EQ(whole["status"], "incomplete");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headwater::cli
