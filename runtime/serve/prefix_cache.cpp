@@ -403,7 +403,8 @@ void PrefixCache::write(Entry& entry) {
     const auto head_bytes = std::as_bytes(std::span(&head, 1));
     const std::uint64_t hash = hash_of(id_bytes, hash_of(head_bytes));
     std::ofstream stream(part, std::ios::binary | std::ios::trunc);
-    fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write, error);  // as save() has it: it is text of users
+    fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write,
+                    error);  // as save() has it: it is text of users
     for (const auto bytes : {head_bytes, id_bytes, std::as_bytes(std::span(&hash, 1))}) {
       stream.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     }
