@@ -17,7 +17,7 @@ namespace {
 
 using namespace headwater;
 using namespace headwater::cli;
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 using runtime::Completion;
 
 void must(bool holds) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "cli/commands/serve/api_answer.hpp"
 #include "cli/commands/serve/api_request.hpp"
 #include "runtime/generate/model_file.hpp"
@@ -10,7 +12,7 @@
 namespace headwater::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 using runtime::Completion;
 using ::testing::HasSubstr;
 
@@ -100,6 +102,8 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_text, kText, R"({"prompt": [1.5]})", "token 1.5"},
       {parse_text, kText, R"({"prompt": {"a": 1}})", "prompt is an object"},
       {parse_text, kText, R"({"echo": true})", "echo"},
+      {parse_text, kText, R"({"suffix": "end"})", "suffix is not supported"},
+      {parse_text, kText, R"({"suffix": "", "grammar": ""})", "accepted"},
       {parse_text, kText, R"({"logprobs": 21})", "0 .. 20"},
       {parse_native, kText, R"({"n": 2})", "n is 2; allowed: 1"},
       {parse_native, kText, R"({"prompt": ["a", "b"]})", "one prompt"},
@@ -125,6 +129,32 @@ TEST(ApiRequest, BodiesOfSixtyFourLevels) {
     EXPECT_THROW((void)parse_body(text), ApiError) << text.substr(0, 20);
   }
   EXPECT_EQ(parse_body(R"({"a": "[[[[\"]]", "a": 2})")["a"], 2);
+}
+
+TEST(ApiRequest, ABodyIsReadInTimeThatGrowsWithItsSize) {
+  std::string body = "{";
+  for (int i = 0; i < 200000; ++i) body += "\"" + std::to_string(i) + "\":0,";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_body(body + "\"\":0}").size(), 200001U);
+  // A tenth of a second; half a minute where each key is compared with all others.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  try {
+    (void)parse_body(R"({"a": tru})");
+  } catch (const ApiError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("byte 10"));
+  }
+}
+
+TEST(ApiRequest, PiecesOfTokensAreTextsOrBytes) {
+  const Json tokens = tokenize({{"content", "a 🙂"}, {"with_pieces", true}}, model())["tokens"];
+  std::string all;
+  for (const Json& one : tokens) {
+    const Json& piece = one["piece"];
+    if (piece.is_string()) all += piece.get<std::string>();
+    if (piece.is_array())
+      for (const Json& byte : piece) all += static_cast<char>(byte.get<int>());
+  }
+  EXPECT_EQ(all, "a 🙂");
 }
 
 TEST(ApiRequest, ReadsEveryField) {
@@ -229,6 +259,26 @@ TEST(AnswerWriter, StreamsAndWholeAnswersSayTheSame) {
       EXPECT_EQ(whole["status"], "incomplete");
     }
   }
+}
+
+TEST(AnswerWriter, OffsetsOfTokensCountCharactersAndPartsOfThemAreOneKey) {
+  std::vector<std::int32_t> ids = model().tokenizer.encode("Hi 🙂!", false, false);
+  AnswerWriter writer(parse_text(with(kText, R"({"logprobs": 2})"), model()), model(), "id", 5);
+  Completion::Event event;
+  for (const std::int32_t id : ids) event.tokens.push_back({{id, -0.5f}, {{id, -0.5f}}});
+  // Two bytes that begin characters: as texts both are U+FFFD.
+  event.tokens.back().best = {{ids[ids.size() - 2], -0.5f}, {ids[ids.size() - 3], -1.5f}};
+  const std::string data = writer.on_event(0, event, {}).at(0).data;
+  EXPECT_EQ(Json::parse(data)["choices"][0]["logprobs"]["text_offset"].back(), 4);
+  EXPECT_THAT(data, HasSubstr("{\"\uFFFD\":-0.5}],\"text_offset\""));
+}
+
+TEST(AnswerWriter, AResponseIsCreatedBeforeItsPromptIsRead) {
+  AnswerWriter writer(parse_responses(kInput, model()), model(), "id", 5);
+  Completion::Event progress;
+  progress.prompt_done = 8;
+  EXPECT_EQ(writer.on_event(0, progress, {}).at(0).event, "response.created");
+  EXPECT_TRUE(writer.on_event(0, progress, {}).empty());
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/support/utf8.hpp"
+
 namespace headwater::cli {
 namespace {
 
@@ -22,6 +24,11 @@ Json bytes_of(const std::string& text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return bytes;
+}
+
+/// That begin in the text.
+std::int64_t characters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 Json timings(const runtime::CompletionFacts& facts) {
@@ -117,11 +124,12 @@ Json AnswerWriter::logprobs(Choice& choice, const std::vector<runtime::Generated
       names.push_back(text);
       values.push_back(one.token.logprob);
       Json top = Json::object();
+      // Parts of characters may be alike as text: the best one of them stays.
       for (const runtime::TokenLogprob& other : one.best)
-        top[model_.tokenizer.piece(other.id)] = other.logprob;
+        top.emplace(runtime::well_formed_utf8(model_.tokenizer.piece(other.id)), other.logprob);
       best.push_back(top);
       offsets.push_back(choice.offset);
-      choice.offset += std::ssize(text);
+      if (!model_.tokenizer.is_control(one.token.id)) choice.offset += characters(text);
     }
     return {{"tokens", names}, {"token_logprobs", values}, {"top_logprobs", best}, {"text_offset", offsets}};
   }
@@ -255,7 +263,7 @@ std::vector<ServerEvent> AnswerWriter::on_event(int index, const runtime::Comple
   std::vector<ServerEvent> events;
   const auto say = [&](const Json& json) { events.push_back({"", text_of(json)}); };
   if (form_ == Form::responses) {
-    if (event.prompt_done > 0) return events;
+    if (event.prompt_done > 0 && choice.begun) return events;
     events = response_events(choice, event);
     choice.begun = true;
     return events;

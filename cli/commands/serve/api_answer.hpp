@@ -40,7 +40,7 @@ class AnswerWriter {
     std::string error;
     runtime::CompletionFacts facts;
     bool begun = false;       // a stream has said who speaks
-    std::int64_t offset = 0;  // of the next token's text
+    std::int64_t offset = 0;  // of the next token's text, in characters
   };
 
   [[nodiscard]] Json head(const char* object) const;

@@ -14,11 +14,12 @@
 
 #include "cli/support/text.hpp"
 #include "headwater/error.hpp"
+#include "runtime/support/utf8.hpp"
 
 namespace headwater::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 using runtime::CompletionRequest;
 
 constexpr int kMostDepth = 64;
@@ -215,21 +216,23 @@ void refuse_what_is_missing(const Fields& fields) {
     if (value == nullptr || !value->is_object() || !value->contains("type")) continue;
     if ((*value)["type"] != "text") fields.bad(key, (*value)["type"], "text");
   }
-  for (const char* key : {"grammar", "json_schema", "audio", "prediction"}) {
-    if (fields.find(key) != nullptr) refuse(key, fmt::format("{} is not supported; allowed: none", key));
+  for (const char* key : {"grammar", "json_schema", "audio", "prediction", "suffix"}) {
+    const Json* const value = fields.find(key);
+    if (value != nullptr && *value != "") refuse(key, fmt::format("{} is not supported; allowed: none", key));
   }
   if (fields.boolean("echo", false)) refuse("echo", "echo is true; allowed: false");
 }
 
-std::string read_content(const Json& message, const std::string& place, bool may_be_absent) {
+std::string read_content(const Json& message, const char* name, const std::string& place,
+                         bool may_be_absent) {
   const auto found = message.find("content");
   if (found == message.end() || found->is_null()) {
     if (may_be_absent) return {};
-    refuse("messages", fmt::format("{}.content is missing; allowed: a text", place));
+    refuse(name, fmt::format("{}.content is missing; allowed: a text", place));
   }
   if (found->is_string()) return found->get<std::string>();
   if (!found->is_array())
-    refuse("messages", fmt::format("{}.content is {}; allowed: a text, or parts", place, shown(*found)));
+    refuse(name, fmt::format("{}.content is {}; allowed: a text, or parts", place, shown(*found)));
   std::string text;
   for (const Json& part : *found) {
     const std::string type = part.is_object() && part.contains("type") && part["type"].is_string()
@@ -237,8 +240,7 @@ std::string read_content(const Json& message, const std::string& place, bool may
                                  : "";
     const bool is_text = type == "text" || type == "input_text" || type == "output_text";
     if (!is_text || !part.contains("text") || !part["text"].is_string()) {
-      refuse("messages",
-             fmt::format("{}.content has a part of type {}; allowed: text", place, in_quotes(type)));
+      refuse(name, fmt::format("{}.content has a part of type {}; allowed: text", place, in_quotes(type)));
     }
     text += part["text"].get<std::string>();
   }
@@ -259,7 +261,7 @@ std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* na
       refuse(name, fmt::format("{}.role is {}; allowed: system, developer, user, assistant", place,
                                in_quotes(role)));
     }
-    messages.push_back({role, read_content(one, place, role == "assistant")});
+    messages.push_back({role, read_content(one, name, place, role == "assistant")});
   }
   return messages;
 }
@@ -336,7 +338,7 @@ void check_depth(std::string_view text) {
 
 }  // namespace
 
-Json ApiError::body() const {
+nlohmann::ordered_json ApiError::body() const {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
   return {{"error",
            {{"message", message_}, {"type", type_}, {"param", or_null(param_)}, {"code", or_null(code_)}}}};
@@ -344,8 +346,15 @@ Json ApiError::body() const {
 
 Json parse_body(std::string_view text) {
   check_depth(text);
-  Json json = Json::parse(text, nullptr, false);
-  if (!json.is_object()) refuse("", "the body is no JSON object in UTF-8; allowed: {...}");
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    refuse("", fmt::format("the body is no JSON in UTF-8 at byte {}; allowed: an object", error.byte));
+  } catch (const Json::out_of_range&) {
+    refuse("", "the body has a number that is too large; allowed: those of 64 bits");
+  }
+  if (!json.is_object()) refuse("", "the body is no JSON object; allowed: {...}");
   return json;
 }
 
@@ -435,7 +444,7 @@ ApiRequest parse_responses(const Json& body, const ServedModel& model) {
   return request;
 }
 
-Json tokenize(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json tokenize(const Json& body, const ServedModel& model) {
   const Fields fields(body);
   const Json& content = fields.needed("content", "a text");
   if (!content.is_string()) fields.bad("content", content, "a text");
@@ -445,7 +454,12 @@ Json tokenize(const Json& body, const ServedModel& model) {
        model.tokenizer.encode(content.get<std::string>(), fields.boolean("add_special", false),
                               fields.boolean("parse_special", true))) {
     if (pieces) {
-      tokens.push_back({{"id", id}, {"piece", model.tokenizer.piece(id)}});
+      const std::string piece = model.tokenizer.piece(id);
+      // A part of a character is no text: its bytes.
+      const bool whole = !runtime::first_ill_formed_utf8(piece);
+      tokens.push_back(
+          {{"id", id},
+           {"piece", whole ? Json(piece) : Json(std::vector<std::uint8_t>(piece.begin(), piece.end()))}});
     } else {
       tokens.push_back(id);
     }
@@ -453,14 +467,14 @@ Json tokenize(const Json& body, const ServedModel& model) {
   return {{"tokens", tokens}};
 }
 
-Json detokenize(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json detokenize(const Json& body, const ServedModel& model) {
   const Fields fields(body);
   const Json& tokens = fields.needed("tokens", "a list of token ids");
   if (!tokens.is_array()) fields.bad("tokens", tokens, "a list of token ids");
   return {{"content", model.tokenizer.decode(read_ids(tokens, "tokens", model))}};
 }
 
-Json apply_template(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json apply_template(const Json& body, const ServedModel& model) {
   const Fields fields(body);
   const std::vector<runtime::ChatMessage> messages =
       read_messages(fields.needed("messages", "a list of one or more"), "messages");

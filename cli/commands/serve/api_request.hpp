@@ -56,24 +56,24 @@ struct ApiRequest {
   bool return_progress = false;
 };
 
-/// JSON of at most 64 levels, an object. Error 400 for anything else.
-[[nodiscard]] nlohmann::ordered_json parse_body(std::string_view text);
+/// JSON of at most 64 levels, an object. Error 400 for anything else. Not ordered_json, which compares each key of an object
+/// with all before it: a body of a megabyte would take seconds.
+[[nodiscard]] nlohmann::json parse_body(std::string_view text);
 
 // Errors: ApiError, which names the field, what it is and what is allowed. Fields that are not known are left out of account,
 // those inside "headwater" are refused.
 /// POST /v1/chat/completions.
-[[nodiscard]] ApiRequest parse_chat(const nlohmann::ordered_json& body, const ServedModel& model);
+[[nodiscard]] ApiRequest parse_chat(const nlohmann::json& body, const ServedModel& model);
 /// POST /v1/completions.
-[[nodiscard]] ApiRequest parse_text(const nlohmann::ordered_json& body, const ServedModel& model);
+[[nodiscard]] ApiRequest parse_text(const nlohmann::json& body, const ServedModel& model);
 /// POST /completion, llama-server's own.
-[[nodiscard]] ApiRequest parse_native(const nlohmann::ordered_json& body, const ServedModel& model);
+[[nodiscard]] ApiRequest parse_native(const nlohmann::json& body, const ServedModel& model);
 /// POST /v1/responses, as far as it is a chat.
-[[nodiscard]] ApiRequest parse_responses(const nlohmann::ordered_json& body, const ServedModel& model);
+[[nodiscard]] ApiRequest parse_responses(const nlohmann::json& body, const ServedModel& model);
 
 /// POST /tokenize, /detokenize, /apply-template: what they answer.
-[[nodiscard]] nlohmann::ordered_json tokenize(const nlohmann::ordered_json& body, const ServedModel& model);
-[[nodiscard]] nlohmann::ordered_json detokenize(const nlohmann::ordered_json& body, const ServedModel& model);
-[[nodiscard]] nlohmann::ordered_json apply_template(const nlohmann::ordered_json& body,
-                                                    const ServedModel& model);
+[[nodiscard]] nlohmann::ordered_json tokenize(const nlohmann::json& body, const ServedModel& model);
+[[nodiscard]] nlohmann::ordered_json detokenize(const nlohmann::json& body, const ServedModel& model);
+[[nodiscard]] nlohmann::ordered_json apply_template(const nlohmann::json& body, const ServedModel& model);
 
 }  // namespace headwater::cli
