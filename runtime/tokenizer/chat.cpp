@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -78,12 +79,73 @@ void add_token(std::vector<std::pair<std::string, jinja::Value>>& variables, con
     variables.emplace_back(name, jinja::Value(std::string_view(well_formed_utf8(tokenizer.piece(token)))));
 }
 
+using Json = nlohmann::ordered_json;
+using Items = std::vector<std::pair<jinja::Value, jinja::Value>>;
+
+/// JSON as a value of the language; its texts are not the template's.
+jinja::Value value_of(const Json& json, int depth = 0) {
+  constexpr int kMostDepth = 64;
+  if (depth > kMostDepth) jinja::refuse(fmt::format("JSON of more than {} levels", kMostDepth));
+  const auto text_value = [](const std::string& text) { return jinja::Value(jinja::Text(text, kText)); };
+  switch (json.type()) {
+    case Json::value_t::boolean: return jinja::Value(json.get<bool>());
+    case Json::value_t::number_integer: return jinja::Value(json.get<std::int64_t>());
+    case Json::value_t::number_unsigned:
+      if (json.get<std::uint64_t>() <= std::uint64_t{1} << 62) return jinja::Value(json.get<std::int64_t>());
+      return jinja::Value(json.get<double>());
+    case Json::value_t::number_float: return jinja::Value(json.get<double>());
+    case Json::value_t::string: return text_value(json.get<std::string>());
+    case Json::value_t::array: {
+      std::vector<jinja::Value> items;
+      for (const Json& one : json) items.push_back(value_of(one, depth + 1));
+      return jinja::Value(std::move(items));
+    }
+    case Json::value_t::object: {
+      Items items;
+      for (const auto& [key, value] : json.items())
+        items.emplace_back(text_value(key), value_of(value, depth + 1));
+      return jinja::Value(std::move(items));
+    }
+    default: return jinja::Value(jinja::None{});
+  }
+}
+
+/// A list of JSON. Error(invalid_argument) where it is none.
+Json list_of(std::string_view text, const char* what) {
+  Json json = Json::parse(text, nullptr, false);
+  if (!json.is_array()) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} are no JSON list; allowed: [...]", what));
+  }
+  return json;
+}
+
+/// Clients write arguments as a text of JSON; templates print them as JSON.
+Json calls_of(const ChatMessage& message) {
+  Json calls = list_of(message.tool_calls, "tool_calls");
+  for (Json& call : calls) {
+    Json* const function = call.is_object() && call.contains("function") ? &call["function"] : nullptr;
+    if (function == nullptr || !function->is_object() || !function->contains("arguments")) continue;
+    Json& arguments = (*function)["arguments"];
+    if (!arguments.is_string()) continue;
+    Json parsed = Json::parse(arguments.get_ref<const std::string&>(), nullptr, false);
+    if (parsed.is_object()) arguments = std::move(parsed);
+  }
+  return calls;
+}
+
 jinja::Value message_value(const ChatMessage& message, char mark, char question) {
   jinja::Text content(well_formed_utf8(message.text), mark);
   content.append(jinja::Text(well_formed_utf8(message.question), question));
-  std::vector<std::pair<jinja::Value, jinja::Value>> items;
+  Items items;
   items.emplace_back(jinja::Value("role"), jinja::Value(std::string_view(message.role)));
   items.emplace_back(jinja::Value("content"), jinja::Value(std::move(content)));
+  if (!message.tool_calls.empty())
+    items.emplace_back(jinja::Value("tool_calls"), value_of(calls_of(message)));
+  for (const auto& [key, text] :
+       {std::pair{"tool_call_id", &message.tool_call_id}, std::pair{"name", &message.name}}) {
+    if (!text->empty())
+      items.emplace_back(jinja::Value(key), jinja::Value(jinja::Text(well_formed_utf8(*text), kText)));
+  }
   return jinja::Value(std::move(items));
 }
 
@@ -122,6 +184,7 @@ ChatTemplate::ChatTemplate(const GgufFile& file, const Tokenizer& tokenizer, std
       }
     }
     root_ = jinja::parse(text);
+    has_tools_ = text.find("tools") != std::string_view::npos;
   });
 }
 
@@ -132,19 +195,22 @@ ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 bool ChatTemplate::is_family(std::string_view name) { return family_named(name) != nullptr; }
 
 jinja::Text ChatTemplate::render(std::span<const ChatMessage> messages, bool add_generation_prompt,
-                                 std::time_t now, std::size_t answer) const {
+                                 std::time_t now, std::size_t answer, std::string_view tools) const {
   std::size_t asked = kNone;
   std::size_t units = kUnits;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
-    if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("role {} is not known; allowed: system, user, assistant", quoted(message.role)));
+    if (message.role != "system" && message.role != "user" && message.role != "assistant" &&
+        message.role != "tool") {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("role {} is not known; allowed: system, user, assistant, tool",
+                              runtime::quoted(message.role)));
     }
     if (!message.question.empty()) asked = i;
-    units += kUnitsOfMessage + kUnitsOfByte * (message.text.size() + message.question.size());
+    units += kUnitsOfMessage +
+             kUnitsOfByte * (message.text.size() + message.question.size() + message.tool_calls.size());
   }
+  units += kUnitsOfByte * tools.size();
   return within([&] {
     std::vector<jinja::Value> all;
     for (std::size_t i = 0; i < messages.size(); ++i)
@@ -153,7 +219,8 @@ jinja::Text ChatTemplate::render(std::span<const ChatMessage> messages, bool add
     std::vector<std::pair<std::string, jinja::Value>> variables;
     variables.emplace_back("messages", jinja::Value(std::move(all)));
     variables.emplace_back("add_generation_prompt", jinja::Value(add_generation_prompt));
-    variables.emplace_back("tools", jinja::Value(jinja::None{}));
+    variables.emplace_back("tools",
+                           tools.empty() ? jinja::Value(jinja::None{}) : value_of(list_of(tools, "tools")));
     variables.emplace_back("documents", jinja::Value(jinja::None{}));
     add_token(variables, "bos_token", tokenizer_->bos(), *tokenizer_);
     add_token(variables, "eos_token", tokenizer_->eos(), *tokenizer_);
@@ -162,8 +229,8 @@ jinja::Text ChatTemplate::render(std::span<const ChatMessage> messages, bool add
 }
 
 std::string ChatTemplate::rendered(std::span<const ChatMessage> messages, bool add_generation_prompt,
-                                   std::time_t now) const {
-  return render(messages, add_generation_prompt, now, kNone).bytes;
+                                   std::time_t now, std::string_view tools) const {
+  return render(messages, add_generation_prompt, now, kNone, tools).bytes;
 }
 
 ChatTurn ChatTemplate::encode(const jinja::Text& text, bool opens) const {
@@ -211,8 +278,8 @@ ChatTurn ChatTemplate::encode(const jinja::Text& text, bool opens) const {
   return turn;
 }
 
-ChatTurn ChatTemplate::begin(std::span<const ChatMessage> messages) const {
-  return encode(render(messages, true, std::time(nullptr), kNone), true);
+ChatTurn ChatTemplate::begin(std::span<const ChatMessage> messages, std::string_view tools) const {
+  return encode(render(messages, true, std::time(nullptr), kNone, tools), true);
 }
 
 ChatTurn ChatTemplate::go_on(std::span<const ChatMessage> messages) const {

@@ -21,9 +21,13 @@ struct Text;
 }  // namespace jinja
 
 struct ChatMessage {
-  std::string role;  ///< "system", "user" or "assistant"
+  std::string role;  ///< "system", "user", "assistant" or "tool"
   std::string text;
   std::string question = {};  ///< goes on after the text, in tokens of its own; empty: nothing does
+  /// Of an assistant, as JSON: a list of {"id", "type": "function", "function": {"name", "arguments"}}, as OpenAI has it.
+  std::string tool_calls = {};
+  std::string tool_call_id = {};  ///< of a tool: the call that it answers
+  std::string name = {};          ///< of a tool
 };
 
 /// What a session is fed for a turn.
@@ -40,7 +44,7 @@ struct ChatTurn {
 /// are those tokens where the template wrote them, and text like any other where a message did: what a user typed never ends
 /// a turn. BOS comes in front where the file asks for it and the template has not written it.
 ///
-/// All failures are Error(invalid_argument), one line: a role other than system, user, assistant; a template that is damaged,
+/// All failures are Error(invalid_argument), one line: a role other than system, user, assistant, tool; a template that is damaged,
 /// not supported, too long, that refuses the conversation or does not come to an end; a family whose markers the vocabulary
 /// lacks.
 class ChatTemplate {
@@ -55,8 +59,12 @@ class ChatTemplate {
   /// Is it the name of a family?
   [[nodiscard]] static bool is_family(std::string_view name);
 
-  /// A conversation that opens a session.
-  [[nodiscard]] ChatTurn begin(std::span<const ChatMessage> messages) const;
+  /// Whether the template writes tools.
+  [[nodiscard]] bool has_tools() const { return has_tools_; }
+
+  /// A conversation that opens a session. `tools`: JSON, a list of {"type": "function", "function": {"name", "description",
+  /// "parameters"}}; empty: none. Their texts are text, as those of messages are.
+  [[nodiscard]] ChatTurn begin(std::span<const ChatMessage> messages, std::string_view tools = {}) const;
   /// It goes on: the last of its assistant's messages is what the session holds behind the turn before, without the token
   /// that ended it. `ids` begin with what ends an answer.
   [[nodiscard]] ChatTurn go_on(std::span<const ChatMessage> messages) const;
@@ -68,15 +76,16 @@ class ChatTemplate {
 
   /// What the template writes, and with `now` as the time that it may ask for. For tests.
   [[nodiscard]] std::string rendered(std::span<const ChatMessage> messages, bool add_generation_prompt,
-                                     std::time_t now) const;
+                                     std::time_t now, std::string_view tools = {}) const;
 
  private:
   [[nodiscard]] jinja::Text render(std::span<const ChatMessage> messages, bool add_generation_prompt,
-                                   std::time_t now, std::size_t answer) const;
+                                   std::time_t now, std::size_t answer, std::string_view tools = {}) const;
   [[nodiscard]] ChatTurn encode(const jinja::Text& text, bool opens) const;
 
   const Tokenizer* tokenizer_;
   std::unique_ptr<const jinja::Node> root_;
+  bool has_tools_ = false;
   bool begins_ = false;  // with a token of its own, whatever BOS is
 };
 

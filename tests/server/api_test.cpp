@@ -7,6 +7,7 @@
 
 #include "cli/commands/serve/api_answer.hpp"
 #include "cli/commands/serve/api_request.hpp"
+#include "cli/commands/serve/tool_calls.hpp"
 #include "runtime/generate/model_file.hpp"
 
 namespace headwater::cli {
@@ -60,8 +61,8 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_chat, kChat, R"({"messages": []})", "messages is an array; allowed"},
       {parse_chat, kChat, R"({"messages": null})", "messages is missing"},
       {parse_chat, kChat, R"({"messages": [3]})", "messages[0] is 3"},
-      {parse_chat, kChat, R"({"messages": [{"role": "tool", "content": "a"}]})",
-       "messages[0].role is 'tool'"},
+      {parse_chat, kChat, R"({"messages": [{"role": "robot", "content": "a"}]})",
+       "messages[0].role is 'robot'"},
       {parse_chat, kChat, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing"},
       {parse_chat, kChat, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
        "'image_url'"},
@@ -86,7 +87,14 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_chat, kChat, R"({"logit_bias": {"4096": 1}})", "logit_bias has '4096'"},
       {parse_chat, kChat, R"({"logit_bias": {"a": 1}})", "logit_bias has 'a'"},
       {parse_chat, kChat, R"({"logit_bias": {"5": 101}})", "-100 .. 100"},
-      {parse_chat, kChat, R"({"tools": [{"type": "function"}]})", "tools are not supported"},
+      {parse_chat, kChat, R"({"tools": [{"type": "function"}]})", "tools[0] is an object; allowed"},
+      {parse_chat, kChat, R"({"tools": 1})", "tools is 1"},
+      {parse_chat, kChat, R"({"tools": [{"type": "function", "function": {"name": "f"}}]})",
+       "knows no tools"},
+      {parse_chat, kChat, R"({"tool_choice": "required"})", "tool_choice is \"required\""},
+      {parse_chat, kChat, R"({"messages": [{"role": "assistant", "tool_calls": 1}]})",
+       "messages[0].tool_calls is 1"},
+      {parse_text, kText, R"({"tools": [1]})", "/v1/chat/completions"},
       {parse_chat, kChat, R"({"response_format": {"type": "json_object"}})",
        "response_format is \"json_object\""},
       {parse_chat, kChat, R"({"stream": 1})", "stream is 1; allowed: true or false"},
@@ -279,6 +287,66 @@ TEST(AnswerWriter, AResponseIsCreatedBeforeItsPromptIsRead) {
   progress.prompt_done = 8;
   EXPECT_EQ(writer.on_event(0, progress, {}).at(0).event, "response.created");
   EXPECT_TRUE(writer.on_event(0, progress, {}).empty());
+}
+
+TEST(ToolReader, FindsCallsHoweverTheyCome) {
+  struct Case {
+    std::vector<std::string> pushes;
+    std::string text;
+    std::vector<std::string> calls;
+  };
+  const std::string call = R"({"name": "f", "arguments": {"b": 1, "a": [2]}})";
+  const std::vector<Case> cases = {
+      {{"Hello ", "world"}, "Hello world", {}},
+      {{"<tool_call>\n", call, "\n</tool_call>"}, "", {R"({"b":1,"a":[2]})"}},
+      {{"Let me see.\n<to", "ol_call>" + call + "</tool_", "call>"}, "Let me see.\n", {R"({"b":1,"a":[2]})"}},
+      {{"<tool_call>" + call + "</tool_call>\n<tool_call>" + call},
+       "",
+       {R"({"b":1,"a":[2]})", R"({"b":1,"a":[2]})"}},
+      {{R"({"name": "f", )", R"("parameters": {}})"}, "", {"{}"}},
+      {{"[" + call + "," + call + "]"}, "", {R"({"b":1,"a":[2]})", R"({"b":1,"a":[2]})"}},
+      {{R"({"name": "g", "arguments": {}})"}, R"({"name": "g", "arguments": {}})", {}},
+      {{R"({"name": "f", "arguments": 3})"}, R"({"name": "f", "arguments": 3})", {}},
+      {{"{1}"}, "{1}", {}},
+      {{"a <tool", "s> b"}, "a <tools> b", {}},
+      {{"x<tool_call>no</tool_call>y"}, "x<tool_call>no</tool_call>y", {}},
+      {{}, "", {}},
+  };
+  for (const Case& one : cases) {
+    ToolReader reader({"f"});
+    std::string text;
+    for (const std::string& push : one.pushes) text += reader.push(push);
+    text += reader.finish();
+    EXPECT_EQ(text, one.text);
+    std::vector<std::string> calls;
+    for (const ToolCall& found : reader.calls()) calls.push_back(found.arguments);
+    EXPECT_EQ(calls, one.calls) << one.text;
+  }
+}
+
+TEST(AnswerWriter, CallsOfToolsAreNoText) {
+  ApiRequest asked = parse_chat(with(kChat, R"({"stream": true})"), model());
+  asked.tools = {"f"};
+  AnswerWriter writer(asked, model(), "id", 5);
+  std::string text;
+  nlohmann::json last;
+  for (const auto& [part, end] : {std::pair{"Yes. <tool_", Completion::End::none},
+                                  {"call>{\"name\": \"f\", \"arguments\": {}}", Completion::End::token}}) {
+    Completion::Event event;
+    event.text = part;
+    event.end = end;
+    for (const ServerEvent& one : writer.on_event(0, event, {})) {
+      last = nlohmann::json::parse(one.data)["choices"][0];
+      text += last["delta"].value("content", "");
+    }
+  }
+  EXPECT_EQ(text, "Yes. ");
+  EXPECT_EQ(last["finish_reason"], "tool_calls");
+  EXPECT_EQ(last["delta"]["tool_calls"][0]["function"]["arguments"], "{}");
+  const nlohmann::json whole = nlohmann::json::parse(writer.whole())["choices"][0];
+  EXPECT_EQ(whole["message"]["content"], "Yes. ");
+  EXPECT_EQ(whole["message"]["tool_calls"][0]["function"]["name"], "f");
+  EXPECT_EQ(whole["finish_reason"], "tool_calls");
 }
 
 }  // namespace

@@ -116,6 +116,47 @@ TEST(Chat, TemplatesOfModelsAreWrittenAsByJinja2) {
   EXPECT_GT(same, 800);
 }
 
+TEST(Chat, ToolsAreWrittenAsByJinja2) {
+  std::ifstream file(EXPECTED "/tools.json");
+  const nlohmann::json all = nlohmann::json::parse(file);
+  const std::string tools = all["tools"].get<std::string>();
+  EXPECT_GE(all["renderings"].size(), 5U);
+  for (const auto& [name, texts] : all["renderings"].items()) {
+    VocabularyBuilder b = families_vocabulary();
+    b.file.add_text("tokenizer.chat_template", golden()["templates"][name].get<std::string>());
+    const Chatting model = chatting(b);
+    EXPECT_TRUE(model.chat->has_tools());
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      Messages messages;
+      for (const auto& one : all["conversations"][i]) {
+        const auto part = [&](std::size_t at) {
+          return at < one.size() ? one[at].get<std::string>() : std::string();
+        };
+        messages.push_back({part(0), part(1), {}, part(2), part(3), part(4)});
+      }
+      const std::time_t now = golden()["now"].get<std::time_t>();
+      EXPECT_EQ(model.chat->rendered(messages, true, now, tools), texts[i].get<std::string>())
+          << name << " " << i;
+    }
+    // What stands in a tool's description never ends a turn.
+    const std::vector<std::int32_t> ids = model.chat->begin(Messages{{"user", "Hi"}}, tools).ids;
+    const std::vector<std::int32_t> plain = model.chat->begin(Messages{{"user", "Hi"}}).ids;
+    const std::int32_t end = *model.tokenizer->find_special("<|im_end|>");
+    if (name.find("Qwen") == std::string::npos) {
+      EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 0);
+    } else {
+      EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2);
+    }
+    EXPECT_GT(ids.size(), plain.size());
+  }
+  const Chatting chatml = chatting(families_vocabulary(), "chatml");
+  EXPECT_FALSE(chatml.chat->has_tools());
+  EXPECT_THAT(refusal([&] {
+                (void)chatml.chat->begin(Messages{{"user", "Hi"}}, "{}");
+              }),
+              HasSubstr("tools are no JSON list"));
+}
+
 TEST(Chat, TheLanguageIsThatOfJinja2) {
   const Messages messages = messages_of(golden()["language_messages"]);
   for (const auto& one : golden()["language"]) {
@@ -374,8 +415,8 @@ TEST(Chat, Refusals) {
     return refusal([&] { (void)chatting(b, chosen).chat->begin(messages); });
   };
   const Messages hi = {{"user", "hi"}};
-  EXPECT_THAT(refused(tiny_with("qwen2"), "", {{"tool", "x"}}),
-              HasSubstr("role 'tool' is not known; allowed: system, user, assistant"));
+  EXPECT_THAT(refused(tiny_with("qwen2"), "", {{"robot", "x"}}),
+              HasSubstr("role 'robot' is not known; allowed: system, user, assistant, tool"));
   EXPECT_THAT(refused(tiny_with("qwen2"), "llama3", hi),
               HasSubstr("llama3: the vocabulary has no token '<|begin_of_text|>'; --chat-template"));
   EXPECT_THAT(refused(all_bytes(), "", hi), HasSubstr("neither ChatML nor Llama 3; --chat-template"));

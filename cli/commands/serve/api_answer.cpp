@@ -1,5 +1,7 @@
 #include "cli/commands/serve/api_answer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -15,8 +17,9 @@ using Form = ApiRequest::Form;
 /// Texts of single tokens may be parts of a character.
 std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-Json reason_of(End end) {
+Json reason_of(End end, bool calls) {
   if (end == End::none) return nullptr;
+  if (calls && end != End::length) return "tool_calls";
   return end == End::length ? "length" : "stop";
 }
 
@@ -74,7 +77,11 @@ AnswerWriter::AnswerWriter(const ApiRequest& asked, const ServedModel& model, st
       model_(model),
       id_(std::move(id)),
       created_(created),
-      choices_(asked.prompts.size() * static_cast<std::size_t>(asked.n)) {}
+      choices_(asked.prompts.size() * static_cast<std::size_t>(asked.n)) {
+  for (Choice& choice : choices_) {
+    if (!asked.tools.empty()) choice.tools.emplace(asked.tools);
+  }
+}
 
 Json AnswerWriter::head(const char* object) const {
   return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name}};
@@ -105,7 +112,19 @@ Json AnswerWriter::usage() const {
           {"prompt_tokens_details", {{"cached_tokens", cached}}}};
 }
 
-Json AnswerWriter::token_text(std::int32_t id) const { return model_.tokenizer.piece(id); }
+Json AnswerWriter::calls_of(const Choice& choice, int index, bool numbered) const {
+  if (!choice.tools || choice.tools->calls().empty()) return nullptr;
+  Json list = Json::array();
+  for (const ToolCall& call : choice.tools->calls()) {
+    Json one = Json::object();
+    if (numbered) one["index"] = list.size();
+    one["id"] = fmt::format("call_{}_{}_{}", id_, index, list.size());
+    one["type"] = "function";
+    one["function"] = {{"name", call.name}, {"arguments", call.arguments}};
+    list.push_back(one);
+  }
+  return list;
+}
 
 void AnswerWriter::add_facts(Json& json, const runtime::CompletionFacts& facts) const {
   json["timings"] = timings(facts);
@@ -207,21 +226,21 @@ Json AnswerWriter::choice_of(int index, const Json& content, const runtime::Comp
   Json json = {{"index", index}};
   json.update(content);
   json["logprobs"] = logprobs(choice, event.tokens);
-  json["finish_reason"] = reason_of(event.end);
+  json["finish_reason"] = reason_of(event.end, choice.tools && !choice.tools->calls().empty());
   return json;
 }
 
 std::vector<ServerEvent> AnswerWriter::response_events(const Choice& choice,
                                                        const runtime::Completion::Event& event) {
   std::vector<ServerEvent> events;
-  const auto say = [&](const char* type, Json json) {
+  const auto say = [&](const char* type, const Json& json) {
     Json data = {{"type", type}, {"sequence_number", sequence_++}};
     data.update(json);
     events.push_back({type, text_of(data)});
   };
   const std::string item = "msg_" + id_;
   const Json place = {{"item_id", item}, {"output_index", 0}, {"content_index", 0}};
-  const auto placed = [&](Json json) {
+  const auto placed = [&](const Json& json) {
     Json all = place;
     all.update(json);
     return all;
@@ -250,9 +269,14 @@ std::vector<ServerEvent> AnswerWriter::response_events(const Choice& choice,
   return events;
 }
 
-std::vector<ServerEvent> AnswerWriter::on_event(int index, const runtime::Completion::Event& event,
+std::vector<ServerEvent> AnswerWriter::on_event(int index, const runtime::Completion::Event& said,
                                                 const runtime::CompletionFacts& facts) {
   Choice& choice = choices_[static_cast<std::size_t>(index)];
+  runtime::Completion::Event event = said;
+  if (choice.tools) {
+    event.text = choice.tools->push(said.text);
+    if (event.end != End::none) event.text += choice.tools->finish();
+  }
   choice.text += event.text;
   choice.tokens.insert(choice.tokens.end(), event.tokens.begin(), event.tokens.end());
   choice.end = event.end;
@@ -297,6 +321,8 @@ std::vector<ServerEvent> AnswerWriter::on_event(int index, const runtime::Comple
     Json delta = Json::object();
     if (!choice.begun) delta["role"] = "assistant";
     if (!event.text.empty() || !choice.begun) delta["content"] = event.text;
+    const Json calls = event.end == End::none ? Json(nullptr) : calls_of(choice, index, true);
+    if (!calls.is_null()) delta["tool_calls"] = calls;
     content["delta"] = delta;
   } else {
     content["text"] = event.text;
@@ -337,13 +363,18 @@ std::string AnswerWriter::whole() const {
     Choice choice = choices_[i];
     Json one = {{"index", i}};
     if (form_ == Form::chat) {
+      const Json calls = calls_of(choice, static_cast<int>(i), false);
       one["message"] = {{"role", "assistant"}, {"content", choice.text}};
+      if (!calls.is_null()) {
+        if (choice.text.empty()) one["message"]["content"] = nullptr;
+        one["message"]["tool_calls"] = calls;
+      }
     } else {
       one["text"] = choice.text;
     }
     choice.offset = 0;
     one["logprobs"] = logprobs(choice, choice.tokens);
-    one["finish_reason"] = reason_of(choice.end);
+    one["finish_reason"] = reason_of(choice.end, choice.tools && !choice.tools->calls().empty());
     json["choices"].push_back(one);
   }
   json["usage"] = usage();

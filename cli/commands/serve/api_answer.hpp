@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/commands/serve/api_request.hpp"
+#include "cli/commands/serve/tool_calls.hpp"
 #include "runtime/serve/completion.hpp"
 
 namespace headwater::cli {
@@ -24,7 +26,7 @@ class AnswerWriter {
   AnswerWriter(const ApiRequest& asked, const ServedModel& model, std::string id, std::time_t created);
 
   /// Takes an event of answer `choice`, 0 .. prompts * n - 1, and returns what a stream says of it.
-  [[nodiscard]] std::vector<ServerEvent> on_event(int choice, const runtime::Completion::Event& event,
+  [[nodiscard]] std::vector<ServerEvent> on_event(int choice, const runtime::Completion::Event& said,
                                                   const runtime::CompletionFacts& facts);
   /// What a stream says once all answers have ended.
   [[nodiscard]] std::vector<ServerEvent> end();
@@ -35,6 +37,7 @@ class AnswerWriter {
   using Json = nlohmann::ordered_json;
   struct Choice {
     std::string text;
+    std::optional<ToolReader> tools;  // where the request has some
     std::vector<runtime::GeneratedToken> tokens;
     runtime::Completion::End end = runtime::Completion::End::none;
     std::string error;
@@ -49,7 +52,8 @@ class AnswerWriter {
   [[nodiscard]] Json choice_of(int index, const Json& content, const runtime::Completion::Event& event);
   [[nodiscard]] Json native(const Choice& choice) const;
   [[nodiscard]] Json response(bool done) const;
-  [[nodiscard]] Json token_text(std::int32_t id) const;
+  /// `tool_calls`; null where the answer has none.
+  [[nodiscard]] Json calls_of(const Choice& choice, int index, bool numbered) const;
   void add_facts(Json& json, const runtime::CompletionFacts& facts) const;
   [[nodiscard]] std::vector<ServerEvent> response_events(const Choice& choice,
                                                          const runtime::Completion::Event& event);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <ctime>
@@ -28,6 +29,8 @@ constexpr std::size_t kMostStops = 16;
 constexpr std::size_t kMostStopBytes = 256;
 constexpr std::size_t kMostPrompts = 16;
 constexpr std::size_t kMostBiases = 1024;
+constexpr std::size_t kMostTools = 128;
+constexpr std::size_t kMostToolBytes = std::size_t{256} << 10U;  // of JSON
 
 [[noreturn]] void refuse(const std::string& param, const std::string& message, const char* code = "") {
   throw ApiError(400, message, "invalid_request_error", param, code);
@@ -204,11 +207,12 @@ void check_prompt(const std::vector<std::int32_t>& ids, const char* name, const 
       "context_length_exceeded");
 }
 
-void refuse_what_is_missing(const Fields& fields) {
-  for (const char* key : {"tools", "functions"}) {
-    const Json* const value = fields.find(key);
-    if (value != nullptr && !(value->is_array() && value->empty()))
-      refuse(key, fmt::format("{} are not supported; allowed: none", key));
+void refuse_what_is_missing(const Fields& fields, bool tools = false) {
+  const Json* const given = tools ? nullptr : fields.find("tools");
+  if (given != nullptr && !(given->is_array() && given->empty()))
+    refuse("tools", "tools are not supported here; allowed: in /v1/chat/completions");
+  for (const char* key : {"functions", "function_call"}) {
+    if (fields.find(key) != nullptr) refuse(key, fmt::format("{} is not supported; allowed: tools", key));
   }
   for (const char* key : {"response_format", "text"}) {
     const Json* value = fields.find(key);
@@ -247,6 +251,64 @@ std::string read_content(const Json& message, const char* name, const std::strin
   return text;
 }
 
+/// The same in the order in which tools are written by hand, and so in what models were trained on: a parse that is quick for any
+/// body has lost it. Names of parameters come in the order of the alphabet.
+nlohmann::ordered_json in_order(const Json& value) {
+  if (value.is_array()) {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const Json& one : value) list.push_back(in_order(one));
+    return list;
+  }
+  if (!value.is_object()) return nlohmann::ordered_json(value);
+  constexpr std::array kFirst = {"id",         "type",       "function", "name", "description",
+                                 "parameters", "properties", "items",    "enum", "required"};
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const char* key : kFirst) {
+    if (value.contains(key)) object[key] = in_order(value[key]);
+  }
+  for (const auto& [key, one] : value.items()) {
+    if (std::find(kFirst.begin(), kFirst.end(), key) == kFirst.end()) object[key] = in_order(one);
+  }
+  return object;
+}
+
+/// JSON text of a part of a request, checked for its size before it is put in order.
+std::string text_in_order(const Json& value, const char* name) {
+  if (value.dump(-1, ' ', false, Json::error_handler_t::replace).size() > kMostToolBytes) {
+    refuse(name, fmt::format("{} has too much JSON; allowed: {} bytes", name, kMostToolBytes));
+  }
+  return in_order(value).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+/// `tools` as a JSON text for the template, and their names; empty where an answer may call none.
+std::string read_tools(const Fields& fields, const ServedModel& model, ApiRequest& request) {
+  const Json* const tools = fields.find("tools");
+  const Json* const choice = fields.find("tool_choice");
+  if (choice != nullptr && *choice != "auto" && *choice != "none") {
+    fields.bad("tool_choice", *choice, "\"auto\" or \"none\"");
+  }
+  if (tools == nullptr || (choice != nullptr && *choice == "none")) return {};
+  if (!tools->is_array() || tools->size() > kMostTools) {
+    fields.bad("tools", *tools, fmt::format("a list of at most {} functions", kMostTools));
+  }
+  if (tools->empty()) return {};
+  for (std::size_t i = 0; i < tools->size(); ++i) {
+    const Json& tool = (*tools)[i];
+    const bool function = tool.is_object() && tool.value("type", Json()) == "function" &&
+                          tool.contains("function") && tool["function"].is_object() &&
+                          tool["function"].contains("name") && tool["function"]["name"].is_string();
+    if (!function) {
+      refuse("tools",
+             fmt::format("tools[{}] is {}; allowed: an object of type \"function\" with function.name", i,
+                         shown(tool)));
+    }
+    request.tools.push_back(tool["function"]["name"].get<std::string>());
+  }
+  if (model.chat != nullptr && !model.chat->has_tools())
+    refuse("tools", "the model's chat template knows no tools; allowed: none");
+  return text_in_order(*tools, "tools");
+}
+
 std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* name) {
   if (!list.is_array() || list.empty())
     refuse(name, fmt::format("{} is {}; allowed: a list of one or more", name, shown(list)));
@@ -257,11 +319,20 @@ std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* na
     if (!one.is_object()) refuse(name, fmt::format("{} is {}; allowed: an object", place, shown(one)));
     std::string role = one.contains("role") && one["role"].is_string() ? one["role"].get<std::string>() : "";
     if (role == "developer") role = "system";
-    if (role != "system" && role != "user" && role != "assistant") {
-      refuse(name, fmt::format("{}.role is {}; allowed: system, developer, user, assistant", place,
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
+      refuse(name, fmt::format("{}.role is {}; allowed: system, developer, user, assistant, tool", place,
                                in_quotes(role)));
     }
     messages.push_back({role, read_content(one, name, place, role == "assistant")});
+    runtime::ChatMessage& message = messages.back();
+    const Fields fields(one, place + ".");
+    if (role == "tool") {
+      message.tool_call_id = fields.text("tool_call_id").value_or("");
+      message.name = fields.text("name").value_or("");
+    } else if (const Json* const calls = role == "assistant" ? fields.find("tool_calls") : nullptr) {
+      if (!calls->is_array()) fields.bad("tool_calls", *calls, "a list");
+      if (!calls->empty()) message.tool_calls = text_in_order(*calls, "tool_calls");
+    }
   }
   return messages;
 }
@@ -273,9 +344,9 @@ const runtime::ChatTemplate& chat_of(const ServedModel& model) {
 }
 
 std::vector<std::int32_t> ids_of_chat(const std::vector<runtime::ChatMessage>& messages,
-                                      const ServedModel& model) {
+                                      const ServedModel& model, const std::string& tools = {}) {
   try {
-    return chat_of(model).begin(messages).ids;
+    return chat_of(model).begin(messages, tools).ids;
   } catch (const Error& error) {
     refuse("messages", error.what());
   }
@@ -360,7 +431,7 @@ Json parse_body(std::string_view text) {
 
 ApiRequest parse_chat(const Json& body, const ServedModel& model) {
   const Fields fields(body);
-  refuse_what_is_missing(fields);
+  refuse_what_is_missing(fields, true);
   ApiRequest request;
   request.form = ApiRequest::Form::chat;
   read_form(fields, model, request);
@@ -372,8 +443,9 @@ ApiRequest parse_chat(const Json& body, const ServedModel& model) {
   } else if (top) {
     fields.bad("top_logprobs", *fields.find("top_logprobs"), "absent without logprobs");
   }
-  one.prompt =
-      ids_of_chat(read_messages(fields.needed("messages", "a list of one or more"), "messages"), model);
+  const std::string tools = read_tools(fields, model, request);
+  one.prompt = ids_of_chat(read_messages(fields.needed("messages", "a list of one or more"), "messages"),
+                           model, tools);
   check_prompt(one.prompt, "messages", model);
   request.prompts.push_back(std::move(one));
   return request;
@@ -479,7 +551,9 @@ nlohmann::ordered_json apply_template(const Json& body, const ServedModel& model
   const std::vector<runtime::ChatMessage> messages =
       read_messages(fields.needed("messages", "a list of one or more"), "messages");
   try {
-    return {{"prompt", chat_of(model).rendered(messages, true, std::time(nullptr))}};
+    ApiRequest request;
+    const std::string tools = read_tools(fields, model, request);
+    return {{"prompt", chat_of(model).rendered(messages, true, std::time(nullptr), tools)}};
   } catch (const Error& error) {
     refuse("messages", error.what());
   }

@@ -50,7 +50,8 @@ struct ApiRequest {
   enum class Form : std::uint8_t { chat, text, native, responses };
   Form form = Form::chat;
   std::vector<runtime::CompletionRequest> prompts;
-  int n = 1;  ///< answers to each
+  int n = 1;                       ///< answers to each
+  std::vector<std::string> tools;  ///< names of those that an answer may call
   bool stream = false;
   bool include_usage = false;
   bool return_progress = false;

@@ -55,7 +55,7 @@ ssize_t read_stream(void* closure, std::uint64_t /*position*/, char* buffer, std
     return MHD_CONTENT_READER_END_WITH_ERROR;
   }
   const std::size_t count = std::min(most, exchange.pending.size());
-  std::memcpy(buffer, exchange.pending.data(), count);
+  std::copy_n(exchange.pending.data(), count, buffer);
   exchange.pending.erase(0, count);
   return static_cast<ssize_t>(count);
 }

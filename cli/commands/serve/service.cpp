@@ -261,7 +261,7 @@ HttpAnswer Service::post(HttpRequest& request) {
                  "not_found_error");
 }
 
-HttpAnswer Service::complete(HttpRequest& request, ApiRequest asked) {
+HttpAnswer Service::complete(HttpRequest& request, const ApiRequest& asked) {
   if (ends_) throw ApiError(503, "the server ends", "server_error");
   const char* const id = asked.form == ApiRequest::Form::chat        ? "chatcmpl-"
                          : asked.form == ApiRequest::Form::responses ? "resp_"

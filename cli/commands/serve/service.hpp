@@ -31,7 +31,7 @@ class Service {
   void check_access(const HttpRequest& request) const;
   [[nodiscard]] HttpAnswer get(const HttpRequest& request);
   [[nodiscard]] HttpAnswer post(HttpRequest& request);
-  [[nodiscard]] HttpAnswer complete(HttpRequest& request, ApiRequest asked);
+  [[nodiscard]] HttpAnswer complete(HttpRequest& request, const ApiRequest& asked);
   [[nodiscard]] HttpAnswer slots() const;
   [[nodiscard]] HttpAnswer slot_action(const HttpRequest& request);
   [[nodiscard]] std::string metrics() const;
