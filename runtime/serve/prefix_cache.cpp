@@ -55,6 +55,17 @@ bool begins_with(std::span<const std::int32_t> ids, std::span<const std::int32_t
   return common_length(ids, begin) == std::ssize(begin);
 }
 
+/// What rows depend on beside the model: a file of other options is left alone like that of another model.
+std::string options_text(const Transformer& transformer) {
+  const EffectiveOptions& options = transformer.options();
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", options.batch, options.chunk,
+                     options.local, options.heavy, static_cast<int>(options.select), options.key_block,
+                     options.query_block, options.pool, options.refine, options.least_weight, options.pinned,
+                     options.dense_below, fmt::join(options.dense_layers, ","),
+                     static_cast<int>(options.score_type),
+                     static_cast<int>(transformer.session().shape().kv_type));
+}
+
 /// Whether a name in the directory can be one of ours: digits, then `.rows` or `.ids`, then what a temporary file has.
 bool is_own(const std::string& name) {
   const std::size_t digits = name.find_first_not_of("0123456789abcdef");
@@ -92,6 +103,8 @@ PrefixCache::PrefixCache(const Transformer& transformer, Options options)
       options_(std::move(options)),
       page_(transformer.options().page),
       pages_(std::make_shared<std::int64_t>(0)) {
+  const std::string text = options_text(transformer);
+  options_.fingerprint += fmt::format(", options {:016x}", fnv1a(std::as_bytes(std::span(text))));
   if (!options_.directory.empty()) read_directory();
 }
 
@@ -120,9 +133,9 @@ PrefixCache::Place PrefixCache::best(const Wanted& wanted, Use& use) {
   use = {};
   for (Place entry = entries_.begin(); entry != entries_.end(); ++entry) {
     const Use one = use_of(entry->ids, entry->origin, wanted);
-    const bool sooner =
-        one.tokens == use.tokens && found != entries_.end() && entry->prefix && !found->prefix;
-    if (one.tokens > use.tokens || (one.tokens > 0 && sooner)) {
+    const bool equal = one.tokens == use.tokens && found != entries_.end();
+    const bool sooner = one.exact != use.exact ? one.exact : equal && entry->prefix && !found->prefix;
+    if (one.tokens > use.tokens || (equal && sooner)) {
       use = one;
       found = entry;
     }
@@ -169,8 +182,7 @@ void PrefixCache::drop_damaged(Place entry, const Error& error) {
   entries_.erase(entry);
 }
 
-std::unique_ptr<Prefix> PrefixCache::take(const Wanted& wanted) {
-  Use use;
+std::unique_ptr<Prefix> PrefixCache::take(const Wanted& wanted, Use& use) {
   const Place entry = best(wanted, use);
   if (entry == entries_.end()) return nullptr;
   try {
@@ -188,17 +200,30 @@ std::unique_ptr<Prefix> PrefixCache::take(const Wanted& wanted) {
   }
 }
 
+/// Whether whoever can use the other entry can use one of these tokens as well.
+bool PrefixCache::replaces(std::span<const std::int32_t> ids, const Origin& origin,
+                           const Entry& other) const {
+  return other.origin.dense == origin.dense && other.origin.sparse_turn == origin.sparse_turn &&
+         other.origin.exact_tokens <= origin.exact_tokens && begins_with(ids, other.ids) &&
+         (!options_.whole_only || other.ids.size() == ids.size());
+}
+
 void PrefixCache::keep(Prefix prefix) {
+  Entry kept;
   for (Place entry = entries_.begin(); entry != entries_.end();) {
-    const bool within = entry->origin.dense == prefix.origin.dense && begins_with(prefix.ids, entry->ids) &&
-                        (!options_.whole_only || entry->ids.size() == prefix.ids.size()) &&
-                        entry->origin.exact_tokens <= prefix.origin.exact_tokens;
-    // What lies in a file stays there until the new entry does.
+    const bool within = replaces(prefix.ids, prefix.origin, *entry);
     if (within) entry->prefix.reset();
-    const bool gone = within && entry->name.empty();
+    // The file of the same tokens is that of the new entry; another one stays until the new entry has its own.
+    const bool same = within && entry->ids.size() == prefix.ids.size() &&
+                      entry->origin.exact_tokens == prefix.origin.exact_tokens;
+    if (same && !entry->name.empty()) {
+      kept.name = entry->name;
+      kept.file_bytes = entry->file_bytes;
+    }
+    const bool gone = within && (same || entry->name.empty());
     entry = gone ? entries_.erase(entry) : std::next(entry);
   }
-  Entry& entry = entries_.emplace_back();
+  Entry& entry = entries_.emplace_back(std::move(kept));
   entry.ids = prefix.ids;
   entry.origin = prefix.origin;
   entry.used = ++clock_;
@@ -236,6 +261,7 @@ bool PrefixCache::covered(const Entry& entry) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
     return !other.name.empty() && other.origin.dense == entry.origin.dense &&
            other.origin.sparse_turn == entry.origin.sparse_turn && !options_.whole_only &&
+           other.origin.exact_tokens > entry.origin.exact_tokens - kLeastWritten &&
            common_length(other.ids, entry.ids) > std::ssize(entry.ids) - kLeastWritten;
   });
 }
@@ -274,10 +300,11 @@ std::int64_t PrefixCache::restore(const std::string& name) {
 }
 
 void PrefixCache::erase(std::span<const std::int32_t> ids) {
-  const Place entry = with_ids(ids);
-  if (entry == entries_.end()) return;
-  remove_files(*entry);
-  entries_.erase(entry);
+  // Dense and sparse, there may be two.
+  for (Place entry = with_ids(ids); entry != entries_.end(); entry = with_ids(ids)) {
+    remove_files(*entry);
+    entries_.erase(entry);
+  }
 }
 
 PrefixCache::Facts PrefixCache::facts() const {
@@ -306,6 +333,7 @@ std::string PrefixCache::fingerprint_of(const std::string& name) const {
 
 void PrefixCache::read_directory() {
   const auto refuse = [&](const char* what) {
+    if (lock_ >= 0) ::close(lock_);
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("the cache directory '{}' cannot be used: {}; allowed: a directory of one server "
                             "that can be written",
@@ -394,6 +422,15 @@ void PrefixCache::write(Entry& entry) {
   const std::uint64_t own = hash_of(id_bytes, hash_of(std::as_bytes(std::span(options_.fingerprint))));
   const std::string name = fmt::format("{:016x}", own ^ static_cast<std::uint64_t>(head.dense));
   const std::string part = path(name, kIds) + ".part";
+  // The files of this name are replaced, whosever they are.
+  for (Place other = entries_.begin(); other != entries_.end();) {
+    const bool same = &*other != &entry && other->name == name;
+    if (same) {
+      other->name.clear();
+      other->file_bytes = 0;
+    }
+    other = same && !other->prefix ? entries_.erase(other) : std::next(other);
+  }
   try {
     // Once its ids are gone an older entry of this name is none, whatever becomes of its rows.
     std::error_code error;
@@ -421,11 +458,14 @@ void PrefixCache::write(Entry& entry) {
     for (const std::string& file : {part, path(name, kRows)}) fs::remove(file, error);
     return;
   }
+  // Others do not go for one that cannot stay.
+  if (entry.file_bytes > options_.disk_bytes) {
+    remove_files(entry);
+    return;
+  }
   // Files of entries that this one goes on from.
   for (Place other = entries_.begin(); other != entries_.end();) {
-    const bool within = &*other != &entry && !other->prefix && other->origin.dense == entry.origin.dense &&
-                        !options_.whole_only && begins_with(entry.ids, other->ids) &&
-                        other->origin.exact_tokens <= entry.origin.exact_tokens;
+    const bool within = &*other != &entry && !other->prefix && replaces(entry.ids, entry.origin, *other);
     if (within) remove_files(*other);
     other = within ? entries_.erase(other) : std::next(other);
   }

@@ -95,9 +95,9 @@ class PrefixCache {
 
   /// The best use of an entry.
   [[nodiscard]] Use find(const Wanted& wanted) const;
-  /// A fork of that entry with so many tokens, from its file where it is not in memory; null where there is none, where the
-  /// memory does not suffice, and where its file is damaged: then the entry is gone.
-  [[nodiscard]] std::unique_ptr<Prefix> take(const Wanted& wanted);
+  /// A fork of an entry with so many tokens, from its file where it is not in memory, and which use that is; null where there is
+  /// none, where the memory does not suffice, and where its file is damaged: then the entry is gone.
+  [[nodiscard]] std::unique_ptr<Prefix> take(const Wanted& wanted, Use& use);
   /// A fork of any session, cut to what the prompt uses. Errors: those of Session::fork() and truncate().
   [[nodiscard]] static std::unique_ptr<Prefix> fork(Session& session, std::span<const std::int32_t> ids,
                                                     const PageList& pages, Origin origin, Use use);
@@ -140,6 +140,8 @@ class PrefixCache {
   using Place = std::list<Entry>::iterator;
 
   [[nodiscard]] Place with_ids(std::span<const std::int32_t> ids);
+  [[nodiscard]] bool replaces(std::span<const std::int32_t> ids, const Origin& origin,
+                              const Entry& other) const;
   /// Reads an entry's file into memory. Errors: those of Transformer::load_session().
   void load(Entry& entry);
   /// After an error of load(): the entry is gone, unless the memory did not suffice.

@@ -88,6 +88,8 @@ std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
   }
   if (request.max_tokens < -1)
     refuse(fmt::format("max_tokens is {}; allowed: -1 (no limit) or more", request.max_tokens));
+  if (request.top_logprobs.value_or(0) < 0)
+    refuse(fmt::format("top_logprobs is {}; allowed: 0 or more", *request.top_logprobs));
   if (request.dense_tail.value_or(0) < 0)
     refuse(fmt::format("dense_tail is {}; allowed: 0 or more", *request.dense_tail));
   if (request.dense && transformer_.relay() != nullptr)
@@ -167,7 +169,10 @@ void Scheduler::run() {
     (void)run_step();
   }
   for (const auto& slot : slots_) {
-    if (slot->job) fail(*slot, "the server ends");
+    if (!slot->job) continue;
+    Event event;
+    event.message = "the server ends";
+    finish(*slot, Completion::End::error, std::move(event));
   }
   std::deque<Queued> queued;
   std::deque<Action> actions;
@@ -176,6 +181,8 @@ void Scheduler::run() {
     ended_ = true;
     queued.swap(queue_);
     actions.swap(actions_);
+    facts_.requests += std::ssize(queued);
+    facts_.failed += std::ssize(queued);
   }
   for (const Queued& one : queued) {
     Event event;
@@ -245,10 +252,12 @@ void Scheduler::drop_cancelled() {
   std::vector<std::shared_ptr<Completion>> gone;
   {
     const std::lock_guard lock(mutex_);
-    for (const Queued& queued : queue_) {
-      if (queued.job->cancelled()) gone.push_back(queued.job);
-    }
-    std::erase_if(queue_, [](const Queued& queued) { return queued.job->cancelled(); });
+    // Each is asked once: a client may cancel() meanwhile.
+    std::erase_if(queue_, [&](const Queued& queued) {
+      const bool cancelled = queued.job->cancelled();
+      if (cancelled) gone.push_back(queued.job);
+      return cancelled;
+    });
     facts_.cancelled += std::ssize(gone);
     facts_.requests += std::ssize(gone);
   }
@@ -300,9 +309,9 @@ void Scheduler::admit() {
   }
 }
 
-std::unique_ptr<Prefix> Scheduler::beginning(const PrefixCache::Wanted& wanted, const Source& source) {
+std::unique_ptr<Prefix> Scheduler::beginning(const PrefixCache::Wanted& wanted, Source& source) {
   if (source.use.tokens == 0) return nullptr;
-  if (source.slot == nullptr) return cache_.take(wanted);
+  if (source.slot == nullptr) return cache_.take(wanted, source.use);
   Slot& from = *source.slot;
   return PrefixCache::fork(transformer_.session(from.talk.slot()), from.ids, *from.pages, origin_of(from),
                            source.use);
@@ -327,7 +336,7 @@ void Scheduler::begin(Slot& slot, const Queued& queued) {
   slot.facts.prompt_tokens = std::ssize(request.prompt);
   slot.facts.queued_seconds = slot.begun - queued.since;
   try {
-    const Source source = request.use_cache ? source_of(wanted) : Source{};
+    Source source = request.use_cache ? source_of(wanted) : Source{};
     std::unique_ptr<Prefix> prefix = beginning(wanted, source);
     const bool exact = prefix == nullptr || source.use.exact;
     const std::int64_t cached = prefix ? source.use.tokens : 0;
@@ -467,6 +476,7 @@ void Scheduler::finish(Slot& slot, Completion::End end, Event event) {
     const std::lock_guard lock(mutex_);
     ++facts_.requests;
     if (end == Completion::End::cancel) ++facts_.cancelled;
+    if (end == Completion::End::error) ++facts_.failed;
     facts_.prompt_tokens += facts.prompt_tokens;
     facts_.cached_tokens += facts.cached_tokens;
     facts_.generated_tokens += facts.generated_tokens;

@@ -115,7 +115,7 @@ class Scheduler {
   void drop_cancelled();
   void admit();
   void begin(Slot& slot, const Queued& queued);
-  [[nodiscard]] std::unique_ptr<Prefix> beginning(const PrefixCache::Wanted& wanted, const Source& source);
+  [[nodiscard]] std::unique_ptr<Prefix> beginning(const PrefixCache::Wanted& wanted, Source& source);
   void open(Slot& slot, bool dense);
   void read(Slot& slot);
   void decode(const std::vector<Slot*>& slots);

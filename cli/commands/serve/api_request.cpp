@@ -148,16 +148,26 @@ void read_bias(const Fields& fields, const ServedModel& model, runtime::Sampling
   }
 }
 
+/// How tokens are drawn where a request does not say it.
+struct Defaults {
+  double temperature = 1.0;
+  double top_p = 1.0;
+  std::int64_t top_k = 0;
+  double min_p = 0.0;
+};
+constexpr Defaults kLlamaServer = {0.8, 0.95, 40, 0.05};
+
 /// What all forms have in common.
-CompletionRequest read_common(const Fields& fields, const ServedModel& model) {
+CompletionRequest read_common(const Fields& fields, const ServedModel& model,
+                              const Defaults& otherwise = {}) {
   constexpr double kHuge = 1e9;
   CompletionRequest request;
   runtime::SamplingOptions& sampling = request.sampling;
-  sampling.temperature = fields.real("temperature", 0, 2).value_or(1.0);
-  sampling.top_p = fields.real("top_p", 0, 1).value_or(1.0);
-  sampling.top_k = fields.integer("top_k", -1, kMostCount).value_or(0);
+  sampling.temperature = fields.real("temperature", 0, 2).value_or(otherwise.temperature);
+  sampling.top_p = fields.real("top_p", 0, 1).value_or(otherwise.top_p);
+  sampling.top_k = fields.integer("top_k", -1, kMostCount).value_or(otherwise.top_k);
   sampling.top_k = std::max<std::int64_t>(sampling.top_k, 0);
-  sampling.min_p = fields.real("min_p", 0, 1).value_or(0.0);
+  sampling.min_p = fields.real("min_p", 0, 1).value_or(otherwise.min_p);
   sampling.presence_penalty = fields.real("presence_penalty", -2, 2).value_or(0.0);
   sampling.frequency_penalty = fields.real("frequency_penalty", -2, 2).value_or(0.0);
   for (const char* key : {"repetition_penalty", "repeat_penalty"}) {
@@ -225,6 +235,8 @@ void refuse_what_is_missing(const Fields& fields, bool tools = false) {
     if (value != nullptr && *value != "") refuse(key, fmt::format("{} is not supported; allowed: none", key));
   }
   if (fields.boolean("echo", false)) refuse("echo", "echo is true; allowed: false");
+  if (const auto best = fields.integer("best_of", 1, 1000); best && *best > 1)
+    refuse("best_of", "best_of is not supported; allowed: 1");
 }
 
 std::string read_content(const Json& message, const char* name, const std::string& place,
@@ -246,6 +258,7 @@ std::string read_content(const Json& message, const char* name, const std::strin
     if (!is_text || !part.contains("text") || !part["text"].is_string()) {
       refuse(name, fmt::format("{}.content has a part of type {}; allowed: text", place, in_quotes(type)));
     }
+    if (!text.empty()) text += '\n';
     text += part["text"].get<std::string>();
   }
   return text;
@@ -476,7 +489,7 @@ ApiRequest parse_native(const Json& body, const ServedModel& model) {
   request.form = ApiRequest::Form::native;
   read_form(fields, model, request);
   if (request.n != 1) fields.bad("n", *fields.find("n"), "1");
-  CompletionRequest one = read_common(fields, model);
+  CompletionRequest one = read_common(fields, model, kLlamaServer);
   one.max_tokens = read_most(fields, {"n_predict", "max_tokens"}, model);
   if (const auto top = fields.integer("n_probs", 0, 100); top && *top > 0)
     one.top_logprobs = static_cast<int>(*top);

@@ -85,7 +85,7 @@ std::optional<ServeFlags> parse_serve_flags(const std::vector<std::string>& argu
   set.flag("--cache-exact", flags.cache_exact,
            "use of the cache must not change a bit of an answer: whole chunks only");
   set.integer("--connections", "--connections", 1, 16384, "most at a time (256)", flags.connections);
-  set.integer("--body-limit", "--body-limit", 1, 1024, "MiB of a request (64)", flags.body);
+  set.integer("--body-limit", "--body-limit", 1, 1024, "MiB of a request (16)", flags.body);
   set.integer("--timeout", "--timeout", 1, 86400, "seconds until a client that says nothing is left (60)",
               flags.timeout);
   set.integer("--grace", "--grace", 0, 86400, "seconds that requests have after SIGTERM (10)", flags.grace);

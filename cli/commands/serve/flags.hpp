@@ -28,7 +28,7 @@ struct ServeFlags {
   std::int64_t cache_disk = 16384;        ///< MiB
   bool cache_exact = false;
   unsigned connections = 256;
-  std::int64_t body = 64;  ///< MiB
+  std::int64_t body = 16;  ///< MiB
   unsigned timeout = 60;   ///< seconds
   unsigned grace = 10;     ///< seconds that requests have after SIGTERM
   bool quiet = false;
