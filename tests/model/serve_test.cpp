@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <random>
 #include <thread>
 
 #include "headwater/error.hpp"
@@ -37,6 +40,7 @@ struct Serving {
   std::size_t queue = 64;
   bool exact = false;
   std::string engine = {};
+  std::int64_t dense_below = 0;
 };
 
 /// Everything that a server has below HTTP.
@@ -54,6 +58,7 @@ struct Bench {
     chosen.attention.heavy = 16;
     chosen.attention.select = setup.select;
     chosen.attention.page = 256;
+    chosen.attention.dense_below = setup.dense_below;
     chosen.slots = setup.slots;
     return chosen;
   }
@@ -141,6 +146,11 @@ TEST(StopTexts, HoldsBackWhatMayBecomeOne) {
       {{"abcd", "bc"}, {"abc"}, "a", true},
       {{"\n"}, {"\n"}, "", true},
       {{"END"}, {"EN"}, "EN", false},
+      {{"END"}, {"EN", "EN", "E", "x"}, "ENENEx", false},
+      {{"END"}, {"ENEN", "Dmore"}, "EN", true},
+      {{"ab", "abc"}, {"xa", "b", "c"}, "x", true},
+      {{"abc", "ab"}, {"xa", "bc"}, "x", true},
+      {{"\xC3\xA9"}, {"a\xC3\xA8", "\xC3", "\xA9z"}, "a\xC3\xA8", true},
   };
   for (const Case& one : cases) {
     StopTexts stops(one.stops);
@@ -151,6 +161,38 @@ TEST(StopTexts, HoldsBackWhatMayBecomeOne) {
     EXPECT_EQ(stops.found(), one.found);
     if (!stops.found()) text += stops.finish();
     EXPECT_EQ(text, one.text);
+  }
+}
+
+// Of two letters, so that stops begin everywhere: what was returned is all that cannot belong to one.
+TEST(StopTexts, ReturnWhatIsCertainAndNoLess) {
+  std::mt19937 random(1);
+  const auto letters = [&](unsigned least, unsigned most) {
+    std::string text(least + random() % (most - least + 1), 'a');
+    for (char& letter : text) letter = random() % 2 == 0 ? 'a' : 'b';
+    return text;
+  };
+  for (int round = 0; round < 3000; ++round) {
+    const std::vector<std::string> texts{letters(1, 6), letters(3, 7)};
+    StopTexts stops(texts);
+    std::string all;
+    std::string returned;
+    while (!stops.found() && all.size() < 40) {
+      const std::string more = letters(0, 4);
+      all += more;
+      returned += stops.push(more);
+      const std::size_t at = std::min(all.find(texts[0]), all.find(texts[1]));
+      ASSERT_EQ(stops.found(), at != std::string::npos);
+      std::size_t certain = std::min(at, all.size());
+      const auto may_begin = [&](const std::string& stop) { return stop.starts_with(all.substr(certain)); };
+      if (!stops.found()) {
+        for (certain = 0; !may_begin(texts[0]) && !may_begin(texts[1]);) ++certain;
+      }
+      ASSERT_EQ(returned, all.substr(0, certain)) << texts[0] << ' ' << texts[1] << ' ' << all;
+    }
+    if (!stops.found()) {
+      ASSERT_EQ(returned + stops.finish(), all);
+    }
   }
 }
 
@@ -171,6 +213,20 @@ TEST(PageList, CountsWhatForksShareOnce) {
     EXPECT_EQ(*count, 6);
     one.grow(1024);
     EXPECT_EQ(*count, 7 - 1);  // nobody shares its last page any more
+    one.grow(5);               // nothing shrinks
+    PageList none = one.fork(0);
+    PageList more = one.fork(5000);
+    EXPECT_EQ(*count, 6);
+    none.grow(1);
+    more.grow(1025);  // its last page was full: none is copied
+    EXPECT_EQ(*count, 8);
+    PageList first = one.fork(100);
+    PageList second = first.fork(50);
+    one = PageList(count, 256);
+    whole = cut = none = more = one.fork(0);
+    EXPECT_EQ(*count, 1);
+    second.grow(300);  // 50 tokens of a shared page
+    EXPECT_EQ(*count, 3);
   }
   EXPECT_EQ(*count, 0);
 }
@@ -222,6 +278,66 @@ TEST(Scheduler, EndsWhereItIsTold) {
   EXPECT_EQ(answer.text, text.substr(0, text.find(stopped.stop[0])));
 }
 
+TEST(Scheduler, EndsWithTheTokenThatEndsTexts) {
+  Bench bench({.capacity = 64});
+  CompletionRequest one = request(some_ids(40), 20);
+  one.ignore_end = false;
+  one.use_cache = false;
+  const Bench::Answer whole = bench.ask(one);
+  std::int32_t end = 0;
+  while (!tokenizer().is_end(end)) ++end;
+  one.sampling.logit_bias = {{end, 1000.0}};
+  const Bench::Answer none = bench.ask(one);
+  EXPECT_EQ(none.end, End::token);
+  EXPECT_EQ(none.text, "");
+  EXPECT_EQ(none.ids.size(), 0U);
+  EXPECT_EQ(none.facts.generated_tokens, 0);
+  one.ignore_end = true;
+  one.max_tokens = 3;
+  EXPECT_EQ(bench.ask(one).ids, std::vector<std::int32_t>(3, end));
+  // The prompt fills the context: a token comes all the same.
+  EXPECT_EQ(bench.ask(request(some_ids(64), -1)).ids.size(), 1U);
+  // What was held back for a stop text that did not come is in the answer.
+  CompletionRequest held = request(some_ids(40), 20);
+  held.ignore_end = false;
+  held.use_cache = false;
+  held.stop = {whole.text + "?", whole.text.substr(3) + "!"};
+  EXPECT_EQ(bench.ask(held).text, whole.text);
+}
+
+TEST(Scheduler, LogprobsAreThoseOfAllTokens) {
+  Bench bench({});
+  CompletionRequest one = request(some_ids(50), 3);
+  one.top_logprobs = 4096;
+  one.sampling.temperature = 5;  // changes the draw alone
+  one.sampling.logit_bias = {{7, 50.0}};
+  const auto job = bench.scheduler.submit(one);
+  bench.work();
+  int tokens = 0;
+  while (const auto event = job->next(std::chrono::milliseconds(0))) {
+    for (const GeneratedToken& token : event->tokens) {
+      ++tokens;
+      ASSERT_EQ(token.best.size(), 4096U);
+      double sum = 0;
+      for (std::size_t i = 0; i < token.best.size(); ++i) {
+        sum += std::exp(static_cast<double>(token.best[i].logprob));
+        if (i > 0) {
+          EXPECT_LE(token.best[i].logprob, token.best[i - 1].logprob);
+        }
+        if (token.best[i].id == token.token.id) {
+          EXPECT_EQ(token.best[i].logprob, token.token.logprob);
+        }
+      }
+      EXPECT_NEAR(sum, 1.0, 1e-4);
+      EXPECT_EQ(token.token.id, 7);
+      EXPECT_LT(token.token.logprob, -0.1F) << "of the model, not of the bias";
+    }
+  }
+  EXPECT_EQ(tokens, 3);
+  one.top_logprobs.reset();
+  EXPECT_EQ(bench.ask(one).ids.size(), 0U);
+}
+
 TEST(Scheduler, RefusesWhatCannotBeAnswered) {
   Bench bench({.capacity = 64, .queue = 2});
   const auto refused = [&](const CompletionRequest& one, const char* names) {
@@ -243,6 +359,15 @@ TEST(Scheduler, RefusesWhatCannotBeAnswered) {
   CompletionRequest hot = request({5});
   hot.sampling.temperature = -1;
   refused(hot, "temperature");
+  CompletionRequest best = request({5});
+  best.top_logprobs = -1;
+  refused(best, "top_logprobs");
+  CompletionRequest tail = request({5});
+  tail.dense_tail = -1;
+  refused(tail, "dense_tail");
+  CompletionRequest biased = request({5});
+  biased.sampling.logit_bias = {{4096, 1.0}};
+  refused(biased, "logit_bias");
   const auto first = bench.scheduler.submit(request({5}));
   const auto second = bench.scheduler.submit(request({6}));
   EXPECT_EQ(bench.scheduler.submit(request({7})), nullptr);
@@ -267,6 +392,37 @@ TEST(Scheduler, ACancelledRequestEndsWithItsStep) {
   bench.work();
   EXPECT_EQ(bench.scheduler.facts().decode_steps, 4);
   EXPECT_EQ(bench.scheduler.facts().cancelled, 2);
+}
+
+TEST(Scheduler, ARequestThatFailsEndsAlone) {
+  const Serving setup{.slots = 2};
+  Bench bench(setup);
+  Bench other(setup);
+  struct Fault : std::runtime_error {
+    Fault() : std::runtime_error("a fault") {}
+  };
+  const auto writing = bench.scheduler.submit(request(some_ids(5), 30));
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(bench.scheduler.run_step());
+  const auto reading = bench.scheduler.submit(request(some_ids(300)));
+  bench.transformer.set_observer([&](const LayerView& view) {
+    if (view.n == 32 && view.layer == 1) throw Fault();
+  });
+  while (bench.scheduler.facts().failed == 0) ASSERT_TRUE(bench.scheduler.run_step());
+  bench.transformer.set_observer({});
+  bench.work();
+  EXPECT_EQ(Bench::answer_of(*reading).end, End::error);
+  EXPECT_EQ(Bench::answer_of(*writing).logprobs, other.ask(request(some_ids(5), 30)).logprobs);
+  // A decode step fails for all that are in it, and nothing of it stays.
+  const auto first = bench.scheduler.submit(request(some_ids(6), 30));
+  const auto second = bench.scheduler.submit(request(some_ids(7), 30));
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(bench.scheduler.run_step());
+  bench.transformer.set_observer([](const LayerView&) { throw Fault(); });
+  ASSERT_TRUE(bench.scheduler.run_step());
+  bench.transformer.set_observer({});
+  EXPECT_EQ(Bench::answer_of(*first).end, End::error);
+  EXPECT_EQ(Bench::answer_of(*second).end, End::error);
+  EXPECT_EQ(bench.scheduler.facts().failed, 3);
+  EXPECT_EQ(bench.ask(request(some_ids(300))).logprobs, other.ask(request(some_ids(300))).logprobs);
 }
 
 TEST(Scheduler, ManyHaveTheBitsOfEachAlone) {
@@ -367,6 +523,128 @@ TEST(PrefixCache, AllThatIsTheSameIsUsed) {
   EXPECT_EQ(bench.ask(request(document_and(64, 3))).facts.cached_tokens, 64);
 }
 
+/// The same request without the cache.
+CompletionRequest cold(CompletionRequest one) {
+  one.use_cache = false;
+  return one;
+}
+
+// Prompts on each side of a page and of a chunk, with and without tails, dense, and dense as short ones are.
+TEST(PrefixCache, ExactBitsAtEdges) {
+  struct Case {
+    Serving setup;
+    std::vector<std::int64_t> documents;
+    bool dense;
+    std::optional<std::int64_t> tail;
+  };
+  const Serving small{.chunk = 32, .exact = true};
+  const Serving real{.capacity = 4096, .chunk = 1024, .exact = true};
+  const Serving partly{.chunk = 32, .exact = true, .dense_below = 230};
+  for (const Case& one :
+       {Case{small, {253, 254, 255, 256, 257, 286, 287}, false, {}}, Case{small, {220, 286, 300}, false, 0},
+        Case{small, {300}, false, 100}, Case{small, {255, 256}, true, {}},
+        Case{partly, {215, 226, 227, 228, 229, 300}, false, {}}, Case{real, {2045, 3000}, false, {}}}) {
+    Bench bench(one.setup);
+    const std::int64_t chunk = one.setup.chunk;
+    for (const std::int64_t document : one.documents) {
+      for (const std::int32_t question : {1, 2, 1}) {
+        CompletionRequest asked = request(document_and(document, question), 2);
+        asked.dense = one.dense;
+        asked.dense_tail = one.tail;
+        const Bench::Answer wanted = bench.ask(cold(asked));
+        const Bench::Answer got = bench.ask(asked);
+        EXPECT_EQ(got.ids, wanted.ids) << document;
+        EXPECT_EQ(got.logprobs, wanted.logprobs) << document;
+        EXPECT_TRUE(got.facts.exact);
+        EXPECT_EQ(got.facts.cached_tokens % chunk, 0);
+        // Only the first prompt of a turn's mode is read without any beginning.
+        const std::int64_t prefill = document + 10 - (one.dense ? 0 : one.tail.value_or(8));
+        const std::int64_t common = question == 2 ? std::min(document, prefill) : prefill;
+        if (question != 1 || document == one.documents.back()) {
+          EXPECT_GE(got.facts.cached_tokens, (question == 2 ? common : 0) / chunk * chunk) << document;
+        }
+      }
+    }
+    EXPECT_GT(bench.scheduler.facts().cached_tokens, 0);
+  }
+}
+
+TEST(PrefixCache, GoesOnFromASlotThatWrites) {
+  const Serving setup{.slots = 3, .chunk = 128};
+  Bench bench(setup);
+  Bench alone(setup);
+  const auto first = bench.scheduler.submit(request(document_and(640, 1), 60));
+  while (bench.scheduler.facts().decode_steps < 9) ASSERT_TRUE(bench.scheduler.run_step());
+  const auto other = bench.scheduler.submit(request(document_and(640, 2), 20));
+  const Bench::Answer wanted = alone.ask(request(document_and(640, 1), 60));
+  // A fork of what is being written: prompt and answer so far.
+  std::vector<std::int32_t> turn = document_and(640, 1);
+  turn.insert(turn.end(), wanted.ids.begin(), wanted.ids.begin() + 5);
+  turn.push_back(3);
+  const auto next = bench.scheduler.submit(request(turn, 20));
+  bench.work();
+  const Bench::Answer got = Bench::answer_of(*first);
+  EXPECT_EQ(got.ids, wanted.ids);
+  EXPECT_EQ(got.logprobs, wanted.logprobs);
+  const Bench::Answer from_chunks = Bench::answer_of(*other);
+  EXPECT_EQ(from_chunks.facts.cached_tokens, 640);
+  EXPECT_TRUE(from_chunks.facts.exact);
+  EXPECT_EQ(from_chunks.logprobs, alone.ask(cold(request(document_and(640, 2), 20))).logprobs);
+  EXPECT_EQ(Bench::answer_of(*next).facts.cached_tokens, 655);
+}
+
+TEST(PrefixCache, WhatACancelledPromptReadIsUsed) {
+  Bench bench({.slots = 2, .exact = true});
+  const auto reader = bench.scheduler.submit(request(document_and(640, 1)));
+  const auto same = bench.scheduler.submit(request(document_and(640, 1)));
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(bench.scheduler.run_step());
+  EXPECT_EQ(bench.scheduler.facts().queued, 1) << "it waits for the one that reads";
+  reader->cancel();
+  bench.work();
+  const Bench::Answer answer = Bench::answer_of(*same);
+  EXPECT_EQ(answer.facts.cached_tokens, 320);
+  EXPECT_EQ(answer.logprobs, bench.ask(cold(request(document_and(640, 1)))).logprobs);
+  EXPECT_EQ(Bench::answer_of(*reader).end, End::cancel);
+}
+
+// Of entries that give as much, the exact one is taken, and what is said of it is so.
+TEST(PrefixCache, AnExactBeginningComesBeforeAnother) {
+  const std::string directory = new_directory();
+  const Serving setup{.chunk = 128, .directory = directory};
+  {
+    Bench bench(setup);
+    bench.ask(request(document_and(256, 1)));
+    bench.cache.save_all();
+  }
+  Bench bench(setup);
+  // Rows of other tokens stand for rows that have other bits.
+  std::vector<std::int32_t> others(some_ids(300).rbegin(), some_ids(300).rend());
+  others.assign(300, 17);
+  Conversation talk(bench.transformer, 0);
+  talk.feed(others);
+  PageList pages(bench.cache.pages(), 256);
+  pages.grow(300);
+  std::vector<std::int32_t> ids = some_ids(256);
+  ids.resize(300, 9);
+  bench.cache.keep(
+      std::move(*PrefixCache::fork(bench.transformer.session(), ids, pages, {false, true, 0}, {300, false})));
+  talk.reset();
+  const Bench::Answer got = bench.ask(request(document_and(256, 2)));
+  EXPECT_EQ(got.facts.cached_tokens, 256);
+  EXPECT_TRUE(got.facts.exact);
+  EXPECT_EQ(got.logprobs, bench.ask(cold(request(document_and(256, 2)))).logprobs);
+  fs::remove_all(directory);
+}
+
+TEST(PrefixCache, OfTheReferenceEngine) {
+  Bench bench({.capacity = 256, .exact = true, .engine = "reference"});
+  const Bench::Answer wanted = bench.ask(cold(request(document_and(100, 2), 2)));
+  bench.ask(request(document_and(100, 1), 1));
+  const Bench::Answer got = bench.ask(request(document_and(100, 2), 2));
+  EXPECT_EQ(got.facts.cached_tokens, 96);
+  EXPECT_EQ(got.logprobs, wanted.logprobs);
+}
+
 TEST(PrefixCache, OfRuleH2oSessionsAreUsedWhole) {
   Bench bench({.select = Select::h2o});
   const Bench::Answer first = bench.ask(request(document_and(300, 1), 5));
@@ -455,6 +733,345 @@ TEST(PrefixCache, ComesBackFromFiles) {
   { Bench bench(small); }
   EXPECT_EQ(std::distance(fs::directory_iterator(directory), {}), 2);  // the lock and the notes
   fs::remove_all(directory);
+}
+
+std::vector<fs::path> files_of(const std::string& directory, const char* extension) {
+  std::vector<fs::path> files;
+  for (const auto& file : fs::directory_iterator(directory)) {
+    if (file.path().extension() == extension) files.push_back(file.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::int64_t bytes_of(const std::string& directory) {
+  std::uintmax_t bytes = 0;
+  for (const char* extension : {".ids", ".rows"}) {
+    for (const fs::path& file : files_of(directory, extension)) bytes += fs::file_size(file);
+  }
+  return static_cast<std::int64_t>(bytes);
+}
+
+std::vector<std::int32_t> all_of(std::int32_t id, std::size_t n) { return std::vector<std::int32_t>(n, id); }
+
+// Two entries, and what may have become of their files: the answer is the cold one, and what is damaged is gone.
+TEST(PrefixCache, DamagedFilesGiveColdAnswers) {
+  struct Case {
+    const char* what;
+    void (*damage)(const std::string& directory);
+    std::int64_t damaged;  // entries that are found to be
+    std::size_t files;     // entries that are there afterwards, what was asked again among them
+  };
+  const auto swap = [](const std::string& directory, const char* extension) {
+    const auto files = files_of(directory, extension);
+    fs::rename(files[0], directory + "/swap");
+    fs::rename(files[1], files[0]);
+    fs::rename(directory + "/swap", files[1]);
+  };
+  static const auto swap_files = swap;
+  const std::vector<Case> cases = {
+      {"ids swapped", [](const std::string& d) { swap_files(d, ".ids"); }, 0, 2},
+      {"rows swapped", [](const std::string& d) { swap_files(d, ".rows"); }, 2, 2},
+      {"rows missing",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".rows")) fs::remove(file);
+       },
+       2, 2},
+      {"ids missing",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".ids")) fs::remove(file);
+       },
+       0, 2},
+      {"ids empty",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".ids")) fs::resize_file(file, 0);
+       },
+       2, 2},
+      {"an id cut off",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".ids")) fs::resize_file(file, fs::file_size(file) - 4);
+       },
+       2, 2},
+      {"rows of one byte",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".rows")) fs::resize_file(file, 1);
+       },
+       2, 2},
+      {"a folder",
+       [](const std::string& d) {
+         for (const auto& file : files_of(d, ".rows")) {
+           fs::remove(file);
+           fs::create_directory(file);
+         }
+       },
+       2, 2},
+  };
+  const std::vector<std::vector<std::int32_t>> prompts{document_and(300, 1), all_of(9, 300)};
+  Bench plain({.chunk = 128});
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.what);
+    const std::string directory = new_directory();
+    const Serving setup{.chunk = 128, .directory = directory, .exact = true};
+    {
+      Bench bench(setup);
+      for (const auto& prompt : prompts) bench.ask(request(prompt));
+      bench.cache.save_all();
+      EXPECT_EQ(files_of(directory, ".rows").size(), 2U);
+      EXPECT_EQ(bench.cache.facts().files_bytes, bytes_of(directory));
+    }
+    one.damage(directory);
+    {
+      Bench bench(setup);
+      for (const auto& prompt : prompts) {
+        const Bench::Answer got = bench.ask(request(prompt));
+        EXPECT_EQ(got.facts.cached_tokens, 0);
+        EXPECT_EQ(got.logprobs, plain.ask(cold(request(prompt))).logprobs);
+      }
+      EXPECT_EQ(bench.cache.facts().damaged, one.damaged);
+      EXPECT_EQ(bench.cache.take_warnings().size(), static_cast<std::size_t>(one.damaged));
+      bench.cache.save_all();
+      EXPECT_EQ(bench.cache.take_warnings(), std::vector<std::string>());
+      EXPECT_EQ(bench.cache.facts().files_bytes, bytes_of(directory));
+      EXPECT_EQ(files_of(directory, ".rows").size(), one.files);
+    }
+    Bench bench(setup);
+    for (const auto& prompt : prompts) EXPECT_GT(bench.ask(request(prompt)).facts.cached_tokens, 0);
+    fs::remove_all(directory);
+  }
+}
+
+TEST(PrefixCache, RefusesDirectoriesThatItCannotUse) {
+  const std::string directory = new_directory();
+  std::ofstream(directory + "/file") << "no folder";
+  fs::create_directory(directory + "/linked");
+  fs::create_symlink(directory + "/file", directory + "/linked/lock");
+  for (const char* name : {"/file", "/file/below", "/linked"}) {
+    try {
+      const Bench bench({.directory = directory + name});
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(name));
+    }
+  }
+  { const Bench made({.directory = directory + "/a/b"}); }
+  EXPECT_TRUE(fs::exists(directory + "/a/b/lock"));
+  fs::remove_all(directory);
+}
+
+// What a server with other options left is not damaged, and is there again when the options are.
+TEST(PrefixCache, OptionsOfASessionAreItsModel) {
+  const std::string directory = new_directory();
+  Serving setup{.chunk = 128, .directory = directory};
+  {
+    Bench bench(setup);
+    bench.ask(request(document_and(300, 1)));
+    bench.cache.save_all();
+  }
+  for (const Serving& other : {Serving{.select = Select::blocks, .chunk = 128, .directory = directory},
+                               Serving{.chunk = 64, .directory = directory},
+                               Serving{.capacity = 256, .chunk = 128, .directory = directory}}) {
+    Bench bench(other);
+    EXPECT_EQ(bench.ask(request(document_and(200, 1))).facts.cached_tokens, 0);
+    EXPECT_EQ(bench.cache.facts().damaged, 0);
+  }
+  Bench bench(setup);
+  EXPECT_EQ(bench.ask(request(document_and(300, 1))).facts.cached_tokens, 309);
+  fs::remove_all(directory);
+}
+
+TEST(PrefixCache, FilesHaveTheirLimit) {
+  const std::string directory = new_directory();
+  Serving setup{.chunk = 128, .directory = directory};
+  std::int64_t small = 0;
+  {
+    Bench bench(setup);
+    for (const std::int32_t id : {3, 4, 5}) bench.ask(request(all_of(id, 100)));
+    bench.cache.save_all();
+    small = bytes_of(directory) / 3;
+  }
+  // Two have room; the third, used last, stays.
+  setup.disk_bytes = 2 * small + small / 2;
+  Bench bench(setup);
+  EXPECT_EQ(files_of(directory, ".ids").size(), 2U);
+  EXPECT_EQ(bench.ask(request(all_of(3, 100))).facts.cached_tokens, 0);
+  EXPECT_EQ(bench.ask(request(all_of(5, 100))).facts.cached_tokens, 99);
+  // One that has no room alone takes none from others.
+  bench.ask(request(all_of(6, 1000)));
+  bench.cache.erase(all_of(3, 103));
+  bench.cache.save_all();
+  EXPECT_EQ(files_of(directory, ".ids").size(), 2U);
+  EXPECT_EQ(bench.ask(request(all_of(4, 100))).facts.cached_tokens, 99);
+  EXPECT_EQ(bench.ask(request(all_of(6, 1000))).facts.cached_tokens, 999);
+  EXPECT_EQ(bench.cache.facts().files_bytes, bytes_of(directory));
+  fs::remove_all(directory);
+}
+
+TEST(PrefixCache, ConversationsByName) {
+  const std::string directory = new_directory();
+  const Serving setup{.directory = directory};
+  std::vector<std::int32_t> last;
+  {
+    Bench bench(setup);
+    bench.ask(request(document_and(300, 1)));
+    last.assign(bench.scheduler.last_of(0).begin(), bench.scheduler.last_of(0).end());
+    EXPECT_EQ(std::ssize(last), 313);
+    EXPECT_EQ(bench.cache.save_as(last, "chat-1.a_b"), 313);
+    EXPECT_EQ(bench.cache.save_as(some_ids(313), "other"), -1);
+    EXPECT_EQ(bench.cache.restore("other"), -1);
+  }
+  Bench bench(setup);
+  EXPECT_EQ(bench.cache.facts().rows_bytes, 0);
+  EXPECT_EQ(bench.cache.restore("chat-1.a_b"), 313);
+  EXPECT_EQ(bench.cache.facts().rows_bytes, 2);
+  EXPECT_EQ(bench.ask(request(document_and(300, 1))).facts.cached_tokens, 309);
+  // Dense, the same tokens are another entry; both go.
+  CompletionRequest dense = request(document_and(300, 1));
+  dense.sampling.logit_bias = {{last[310], 1000.0}};
+  dense.dense = true;
+  dense.max_tokens = 1;
+  bench.ask(dense);
+  bench.cache.erase(last);
+  EXPECT_EQ(bench.cache.restore("chat-1.a_b"), -1);
+  bench.cache.erase(document_and(300, 1));
+  EXPECT_EQ(bench.cache.facts().entries, 0);
+  EXPECT_EQ(bench.cache.facts().rows_bytes, 0);
+  EXPECT_EQ(bytes_of(directory), 0);
+  fs::remove_all(directory);
+}
+
+// Prompts that share beginnings, asked in any order, by servers that come and go with little memory and few files: answers
+// are cold ones, and the files are those that the cache counts.
+TEST(PrefixCache, AnyOrderGivesColdAnswers) {
+  std::vector<CompletionRequest> all;
+  for (const std::int64_t n : {70, 127, 128, 200, 300, 520}) {
+    for (const std::int32_t question : {1, 2}) {
+      all.push_back(request(document_and(n, question), 2));
+      all.back().dense = n == 200;
+    }
+    all.push_back(request(all_of(static_cast<std::int32_t>(n), static_cast<std::size_t>(n)), 3));
+  }
+  for (const Select select : {Select::sketches, Select::blocks, Select::h2o}) {
+    SCOPED_TRACE(static_cast<int>(select));
+    const std::string directory = new_directory();
+    Serving setup{
+        .select = select, .slots = 2, .ram_pages = 5, .directory = directory, .exact = select != Select::h2o};
+    Bench plain(setup.select == Select::h2o ? Serving{.select = select} : Serving{.select = select});
+    std::map<std::size_t, std::vector<float>> wanted;
+    std::mt19937 random(static_cast<unsigned>(select) + 1);
+    std::int64_t cached = 0;
+    for (int life = 0; life < 5; ++life) {
+      setup.disk_bytes = life == 3 ? 2'000'000 : std::int64_t{1} << 40;
+      Bench bench(setup);
+      for (int round = 0; round < 12; ++round) {
+        const std::vector<std::size_t> chosen{random() % all.size(), random() % all.size()};
+        std::vector<std::shared_ptr<Completion>> jobs;
+        for (const std::size_t i : chosen) jobs.push_back(bench.scheduler.submit(all[i]));
+        if (random() % 8 == 0) jobs[0]->cancel();
+        bench.work();
+        for (std::size_t i = 0; i < chosen.size(); ++i) {
+          const Bench::Answer got = Bench::answer_of(*jobs[i]);
+          if (got.end == End::cancel) continue;
+          std::vector<float>& logprobs = wanted[chosen[i]];
+          if (logprobs.empty()) logprobs = plain.ask(cold(all[chosen[i]])).logprobs;
+          if (got.facts.exact) {
+            EXPECT_EQ(got.logprobs, logprobs) << chosen[i];
+          }
+        }
+        EXPECT_LE(bench.cache.facts().rows_bytes, 5);
+        EXPECT_EQ(bench.cache.facts().files_bytes, bytes_of(directory));
+        EXPECT_LE(bench.cache.facts().files_bytes, setup.disk_bytes);
+      }
+      if (life % 2 == 0) bench.cache.save_all();
+      EXPECT_EQ(bench.cache.facts().damaged, 0);
+      EXPECT_EQ(bench.cache.take_warnings(), std::vector<std::string>());
+      EXPECT_EQ(bench.cache.facts().files_bytes, bytes_of(directory));
+      cached += bench.scheduler.facts().cached_tokens;
+    }
+    if (select != Select::h2o) {
+      EXPECT_GT(cached, 2000);
+    }
+    fs::remove_all(directory);
+  }
+}
+
+TEST(Scheduler, StopsAfterWhatIsThereOrAtOnce) {
+  for (const bool at_once : {false, true}) {
+    Bench bench({.queue = 3});
+    std::vector<std::shared_ptr<Completion>> jobs;
+    for (const std::int32_t id : {5, 6, 7}) jobs.push_back(bench.scheduler.submit(request(all_of(id, 100))));
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(bench.scheduler.run_step());
+    bench.scheduler.stop(at_once);
+    EXPECT_EQ(bench.scheduler.submit(request({5})), nullptr);
+    bench.scheduler.run();
+    for (const auto& job : jobs) EXPECT_EQ(Bench::answer_of(*job).end, at_once ? End::error : End::length);
+    const Scheduler::Facts facts = bench.scheduler.facts();
+    EXPECT_EQ(facts.requests, 3);
+    EXPECT_EQ(facts.failed, at_once ? 3 : 0);
+    EXPECT_EQ(facts.queued, 0);
+    EXPECT_EQ(facts.cache.entries, at_once ? 1 : 3) << "what was read is kept";
+  }
+}
+
+TEST(Scheduler, ActionsRunBetweenSteps) {
+  Bench bench({});
+  std::thread computing([&] { bench.scheduler.run(); });
+  std::thread::id where;
+  EXPECT_TRUE(bench.scheduler.between_steps([&] { where = std::this_thread::get_id(); }));
+  EXPECT_EQ(where, computing.get_id());
+  EXPECT_THROW(bench.scheduler.between_steps([] { throw std::runtime_error("an action's"); }),
+               std::runtime_error);
+  const auto job = bench.scheduler.submit(request(some_ids(300), 50));
+  EXPECT_TRUE(bench.scheduler.between_steps([] {}));
+  bench.scheduler.stop(false);
+  computing.join();
+  EXPECT_EQ(Bench::answer_of(*job).end, End::length);
+  EXPECT_FALSE(bench.scheduler.between_steps([] {}));
+}
+
+// Requests are cancelled from other threads while they wait, read and write; each has one end, and the counts add up.
+TEST(Scheduler, EveryRequestHasAnEnd) {
+  Bench bench({.slots = 2, .ram_pages = 8, .queue = 200});
+  std::thread computing([&] { bench.scheduler.run(); });
+  std::atomic<std::int64_t> submitted = 0;
+  std::atomic<std::int64_t> cancelled = 0;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  std::vector<std::thread> clients;
+  for (unsigned client = 0; client < 4; ++client) {
+    clients.emplace_back([&, client] {
+      std::mt19937 random(client);
+      while (std::chrono::steady_clock::now() < until) {
+        std::vector<std::shared_ptr<Completion>> jobs;
+        for (int i = 0; i < 40; ++i) {
+          const auto question = static_cast<std::int32_t>(random() % 5);
+          const auto job = bench.scheduler.submit(request(document_and(1 + random() % 100, question), 2));
+          if (job) jobs.push_back(job);
+        }
+        submitted += std::ssize(jobs);
+        std::shuffle(jobs.begin(), jobs.end(), random);
+        for (const auto& job : jobs) {
+          if (random() % 16 != 0) job->cancel();
+          std::this_thread::yield();
+        }
+        for (const auto& job : jobs) {
+          End end = End::none;
+          for (int tries = 0; end == End::none && tries < 600; ++tries) {
+            const auto event = job->next(std::chrono::milliseconds(100));
+            if (event) end = event->end;
+          }
+          ASSERT_TRUE(end == End::length || end == End::cancel) << static_cast<int>(end);
+          cancelled += end == End::cancel ? 1 : 0;
+        }
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  bench.scheduler.stop(false);
+  computing.join();
+  const Scheduler::Facts facts = bench.scheduler.facts();
+  EXPECT_EQ(facts.requests, submitted);
+  EXPECT_EQ(facts.cancelled, cancelled);
+  EXPECT_EQ(facts.failed, 0);
 }
 
 TEST(Scheduler, RunsBesideItsClients) {
