@@ -82,6 +82,7 @@ class Forms(Served):
     def test_small_answers(self):
         self.assertEqual(self.server.ask("/health"), (200, {"status": "ok"}))
         self.assertEqual(self.server.ask("/v1/models")[1]["data"][0]["id"], "headwater-tiny-f16.gguf")
+        self.assertEqual(self.server.ask("/v1/models/headwater-tiny-f16.gguf")[1]["object"], "model")
         self.assertEqual(len(self.server.ask("/slots")[1]), 4)
         self.assertIn("text/html", self._type("/"))
 
@@ -279,6 +280,11 @@ class Ends(unittest.TestCase):
         finally:
             several.process.terminate()
             several.process.communicate(timeout=TIMEOUT)
+
+    def test_a_server_for_other_machines_without_a_key_says_so(self):
+        with Server("--host", "0.0.0.0") as server:
+            self.assertEqual(server.ask("/v1/models", headers={"Host": "server.example"})[0], 200)
+        self.assertIn("no key is asked for", server.said.decode())
 
     def test_bad_flags(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -114,6 +114,11 @@ ExitCode serve_command(const Arguments& arguments) {
       model.open(model.context(), flags.dense, flags.slots);
   const EffectiveOptions& options = transformer->options();
   warnings.insert(warnings.end(), options.warnings.begin(), options.warnings.end());
+  if (!is_loopback(flags.host) && flags.api_key.empty()) {
+    warnings.push_back(
+        fmt::format("--host {}: other machines can connect, and no key is asked for; see --api-key-file",
+                    in_quotes(flags.host)));
+  }
   if (ranks() != nullptr) warnings.emplace_back("no cache of prefixes: the model is in several processes");
   runtime::PrefixCache cache(*transformer, cache_options(flags, model, *transformer));
   runtime::Scheduler::Options scheduling;

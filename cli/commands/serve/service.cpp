@@ -46,10 +46,6 @@ bool same_key(std::string_view given, std::string_view key) {
   return different == 0;
 }
 
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "[::1]" || host == "::1" || host.starts_with("127.");
-}
-
 /// "localhost" of "localhost:8080".
 std::string_view without_port(std::string_view host) {
   const std::size_t colon = host.rfind(':');
@@ -86,9 +82,10 @@ class Delivery {
   /// Waits a moment for what the scheduler says: server-sent events, empty where there are none.
   std::string poll() {
     std::string frames;
+    const auto wait = std::max(kTick / static_cast<int>(jobs_.size()), std::chrono::milliseconds(1));
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
       if (ended_[i]) continue;
-      std::optional<Completion::Event> event = jobs_[i]->next(kTick / static_cast<int>(jobs_.size()));
+      std::optional<Completion::Event> event = jobs_[i]->next(wait);
       for (; event; event = ended_[i] ? std::nullopt : jobs_[i]->next(std::chrono::milliseconds(0))) {
         if (event->end == Completion::End::error && error_.empty()) error_ = event->message;
         ended_[i] = event->end != Completion::End::none;
@@ -155,6 +152,10 @@ class Delivery {
 };
 
 }  // namespace
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "[::1]" || host == "::1" || host.starts_with("127.");
+}
 
 Service::Service(const ServeFlags& flags, ServedModel model, runtime::Scheduler& scheduler,
                  runtime::PrefixCache& cache)
@@ -224,14 +225,15 @@ HttpAnswer Service::get(const HttpRequest& request) {
     if (ends_) throw ApiError(503, "the server ends", "server_error");
     return json_answer({{"status", "ok"}});
   }
-  if (path == "/v1/models" || path == "/models") {
-    const Json one = {{"id", model_.name},
+  const Json model = {{"id", model_.name},
                       {"object", "model"},
                       {"created", 0},
                       {"owned_by", "headwater"},
                       {"meta", {{"n_ctx", model_.context}, {"n_vocab", model_.tokenizer.size()}}}};
-    return json_answer({{"object", "list"}, {"data", Json::array({one})}});
+  if (path == "/v1/models" || path == "/models") {
+    return json_answer({{"object", "list"}, {"data", Json::array({model})}});
   }
+  if (path == "/v1/models/" + model_.name) return json_answer(model);
   if (path == "/props") {
     return json_answer({{"model_alias", model_.name},
                         {"total_slots", flags_.slots},

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands/serve/api_answer.hpp"
@@ -13,6 +14,9 @@
 #include "runtime/serve/scheduler.hpp"
 
 namespace headwater::cli {
+
+/// Whether a host is this machine alone: localhost, 127.*, ::1.
+[[nodiscard]] bool is_loopback(std::string_view host);
 
 /// The paths of the server: what a request asks for, and its answer. Used by many threads.
 class Service {
