@@ -103,7 +103,8 @@ PrefixCache::PrefixCache(const Transformer& transformer, Options options)
       options_(std::move(options)),
       page_(transformer.options().page),
       pages_(std::make_shared<std::int64_t>(0)) {
-  const std::string text = options_text(transformer);
+  const std::string text =
+      HEADWATER_SABOTAGE("runtime.prefix.options_not_named") ? std::string() : options_text(transformer);
   options_.fingerprint += fmt::format(", options {:016x}", fnv1a(std::as_bytes(std::span(text))));
   if (!options_.directory.empty()) read_directory();
 }
@@ -118,7 +119,7 @@ PrefixCache::Use PrefixCache::use_of(std::span<const std::int32_t> ids, const Or
   // The last token goes in anew: its logits are wanted.
   const auto most = std::ssize(wanted.ids) - 1;
   const std::int64_t common = std::min<std::int64_t>(common_length(ids, wanted.ids), most);
-  if (options_.whole_only) {
+  if (options_.whole_only && !HEADWATER_SABOTAGE("runtime.prefix.h2o_cut_inside")) {
     const bool whole = common == std::ssize(ids) && common >= kLeastUse && !wanted.exact;
     return whole ? Use{common, false} : Use{};
   }
@@ -134,7 +135,9 @@ PrefixCache::Place PrefixCache::best(const Wanted& wanted, Use& use) {
   for (Place entry = entries_.begin(); entry != entries_.end(); ++entry) {
     const Use one = use_of(entry->ids, entry->origin, wanted);
     const bool equal = one.tokens == use.tokens && found != entries_.end();
-    const bool sooner = one.exact != use.exact ? one.exact : equal && entry->prefix && !found->prefix;
+    const bool exactness =
+        one.exact != use.exact && !HEADWATER_SABOTAGE("runtime.prefix.exact_after_another");
+    const bool sooner = exactness ? one.exact : equal && entry->prefix && !found->prefix;
     if (one.tokens > use.tokens || (equal && sooner)) {
       use = one;
       found = entry;
@@ -459,7 +462,8 @@ void PrefixCache::write(Entry& entry) {
     return;
   }
   // Others do not go for one that cannot stay.
-  if (entry.file_bytes > options_.disk_bytes) {
+  if (entry.file_bytes > options_.disk_bytes &&
+      !HEADWATER_SABOTAGE("runtime.prefix.all_go_for_a_large_one")) {
     remove_files(entry);
     return;
   }

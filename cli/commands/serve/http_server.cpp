@@ -25,6 +25,8 @@ constexpr std::size_t kBlock = std::size_t{16} << 10;  // of a stream
 /// Of a connection: its request line and headers, and a block of its stream.
 constexpr std::size_t kConnectionBytes = std::size_t{64} << 10;
 constexpr int kBacklog = 128;
+/// Least seconds of silence in a stream, which says something at least every five.
+constexpr unsigned kStreamTimeout = 15;
 
 std::string value_of(MHD_Connection* connection, MHD_ValueKind kind, const char* name) {
   const char* const value = MHD_lookup_connection_value(connection, kind, name);
@@ -60,9 +62,10 @@ ssize_t read_stream(void* closure, std::uint64_t /*position*/, char* buffer, std
   return static_cast<ssize_t>(count);
 }
 
-MHD_Result queue(MHD_Connection* connection, Exchange& exchange, HttpAnswer answer) {
+MHD_Result queue(MHD_Connection* connection, Exchange& exchange, HttpAnswer answer, unsigned timeout) {
   MHD_Response* response = nullptr;
   if (answer.stream) {
+    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, std::max(timeout, kStreamTimeout));
     exchange.stream = std::move(answer.stream);
     response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kBlock, read_stream, &exchange, nullptr);
   } else {
@@ -156,7 +159,7 @@ struct HttpServer::State {
       const std::string text = exchange->request.header(MHD_HTTP_HEADER_CONTENT_LENGTH);
       std::from_chars(text.data(), text.data() + text.size(), length);
       if (length <= options.body_bytes) return MHD_YES;
-      return queue(connection, *exchange, refuse(MHD_HTTP_CONTENT_TOO_LARGE));
+      return queue(connection, *exchange, refuse(MHD_HTTP_CONTENT_TOO_LARGE), options.timeout);
     }
     Exchange& exchange = *static_cast<Exchange*>(*closure);
     if (*size > 0) {
@@ -177,7 +180,7 @@ struct HttpServer::State {
     } catch (const std::exception& error) {
       answer = refusal(MHD_HTTP_INTERNAL_SERVER_ERROR, error.what());
     }
-    return queue(connection, exchange, std::move(answer));
+    return queue(connection, exchange, std::move(answer), options.timeout);
   }
 
   [[nodiscard]] HttpAnswer refuse(int status) const {
