@@ -232,7 +232,9 @@ void refuse_what_is_missing(const Fields& fields, bool tools = false) {
   }
   for (const char* key : {"grammar", "json_schema", "audio", "prediction", "suffix"}) {
     const Json* const value = fields.find(key);
-    if (value != nullptr && *value != "") refuse(key, fmt::format("{} is not supported; allowed: none", key));
+    const bool none =
+        value == nullptr || (value->is_string() && value->get_ref<const std::string&>().empty());
+    if (!none) refuse(key, fmt::format("{} is not supported; allowed: none", key));
   }
   if (fields.boolean("echo", false)) refuse("echo", "echo is true; allowed: false");
   if (const auto best = fields.integer("best_of", 1, 1000); best && *best > 1)
