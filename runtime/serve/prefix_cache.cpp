@@ -222,6 +222,7 @@ void PrefixCache::keep(Prefix prefix) {
     if (same && !entry->name.empty()) {
       kept.name = entry->name;
       kept.file_bytes = entry->file_bytes;
+      kept.saved = entry->saved;
     }
     const bool gone = within && (same || entry->name.empty());
     entry = gone ? entries_.erase(entry) : std::next(entry);
@@ -282,13 +283,19 @@ std::int64_t PrefixCache::save_as(std::span<const std::int32_t> ids, const std::
   std::ofstream stream(path(kSaved + name, ""), std::ios::trunc);
   stream << entry->name;
   stream.close();
+  entry->saved = true;
   return stream ? std::ssize(ids) : -1;
 }
 
+std::string PrefixCache::entry_of(const std::string& file) const {
+  std::string name(kNameLength, ' ');
+  std::ifstream stream(path(file, ""));
+  return stream.read(name.data(), kNameLength) ? name : std::string(" ");
+}
+
 std::int64_t PrefixCache::restore(const std::string& name) {
-  std::string wanted(kNameLength, ' ');
-  std::ifstream stream(path(kSaved + name, ""));
-  if (options_.directory.empty() || !stream.read(wanted.data(), kNameLength)) return -1;
+  if (options_.directory.empty()) return -1;
+  const std::string wanted = entry_of(kSaved + name);
   const Place entry =
       std::find_if(entries_.begin(), entries_.end(), [&](const Entry& one) { return one.name == wanted; });
   if (entry == entries_.end()) return -1;
@@ -350,9 +357,11 @@ void PrefixCache::read_directory() {
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse("another server uses it");
   std::vector<std::pair<fs::file_time_type, std::string>> names;
   std::vector<std::string> others;
+  std::vector<std::string> saved;
   for (fs::directory_iterator file(options_.directory, error), end; !error && file != end;
        file.increment(error)) {
     const std::string name = file->path().filename().string();
+    if (name.starts_with(kSaved)) saved.push_back(entry_of(name));
     if (!is_own(name)) continue;
     if (name.ends_with(kIds) && name.size() == kNameLength + std::strlen(kIds)) {
       names.emplace_back(file->last_write_time(error), name.substr(0, kNameLength));
@@ -369,6 +378,9 @@ void PrefixCache::read_directory() {
     Entry damaged;
     damaged.name = name;
     remove_files(damaged);
+  }
+  for (Entry& entry : entries_) {
+    entry.saved = std::find(saved.begin(), saved.end(), entry.name) != saved.end();
   }
   // What a write left that did not come to its end.
   for (const std::string& name : others) {
@@ -469,7 +481,8 @@ void PrefixCache::write(Entry& entry) {
   }
   // Files of entries that this one goes on from.
   for (Place other = entries_.begin(); other != entries_.end();) {
-    const bool within = &*other != &entry && !other->prefix && replaces(entry.ids, entry.origin, *other);
+    const bool within =
+        &*other != &entry && !other->prefix && !other->saved && replaces(entry.ids, entry.origin, *other);
     if (within) remove_files(*other);
     other = within ? entries_.erase(other) : std::next(other);
   }

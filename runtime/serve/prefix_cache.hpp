@@ -135,6 +135,7 @@ class PrefixCache {
     std::unique_ptr<Prefix> prefix;  // null: in its file only
     std::string name;                // of its files; empty: it has none
     std::int64_t file_bytes = 0;
+    bool saved = false;      // by a name: its file goes only where the limit needs it
     std::uint64_t used = 0;  // counts up
   };
   using Place = std::list<Entry>::iterator;
@@ -148,6 +149,8 @@ class PrefixCache {
   void drop_damaged(Place entry, const Error& error);
   [[nodiscard]] Place best(const Wanted& wanted, Use& use);
   [[nodiscard]] std::string path(const std::string& name, const char* end) const;
+  /// The name in a file that save_as() wrote; no entry's where there is none.
+  [[nodiscard]] std::string entry_of(const std::string& file) const;
   [[nodiscard]] std::string fingerprint_of(const std::string& name) const;
   void read_directory();
   [[nodiscard]] bool read_entry(const std::string& name);

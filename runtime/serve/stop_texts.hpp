@@ -8,7 +8,8 @@
 
 namespace headwater::runtime {
 
-/// Ends an answer before the first of some texts. What may be the beginning of one is held back.
+/// Ends an answer before the first of some texts that is complete, whatever pieces it comes in. What may be the beginning of one is
+/// held back.
 class StopTexts {
  public:
   explicit StopTexts(std::vector<std::string> stops) : stops_(std::move(stops)) {}
@@ -17,7 +18,13 @@ class StopTexts {
   [[nodiscard]] std::string push(std::string_view more) {
     held_ += more;
     std::size_t at = std::string::npos;
-    for (const std::string& stop : stops_) at = std::min(at, held_.find(stop));
+    std::size_t end = std::string::npos;
+    for (const std::string& stop : stops_) {
+      const std::size_t begin = held_.find(stop);
+      if (begin == std::string::npos || std::pair(begin + stop.size(), begin) >= std::pair(end, at)) continue;
+      at = begin;
+      end = begin + stop.size();
+    }
     found_ = at != std::string::npos;
     std::string text = held_.substr(0, found_ ? at : held_.size() - longest_begin());
     held_.erase(0, found_ ? held_.size() : text.size());

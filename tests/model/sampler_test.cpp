@@ -264,6 +264,48 @@ TEST(Sampler, BiasesAndPenaltiesChangeLogits) {
   EXPECT_THROW(Sampler({.frequency_penalty = NAN}, 5), Error);
 }
 
+// All together, over a long answer: the logits that are drawn from are written out here.
+TEST(Sampler, DrawsFromLogitsThatWereChangedByHand) {
+  const std::vector<float> logits = tied_logits(60, 6.0F, 3);
+  std::vector<float> signs = logits;
+  for (float& logit : signs) logit -= 3.0F;
+  const std::vector<std::int32_t> prompt = {4, 9, 9, 16, 30, 4, 2};
+  for (const std::int64_t repeat_last : {0, 1, 2, 6, 7, 8, 40, 1000}) {
+    for (const double repeat : {1.0, 1.7, 0.6}) {
+      const SamplingOptions options{.temperature = 1.0,
+                                    .top_p = 0.9,
+                                    .seed = 11,
+                                    .logit_bias = {{1, 1.25}, {59, -2.0}, {1, 0.5}},
+                                    .repeat_penalty = repeat,
+                                    .repeat_last = repeat_last,
+                                    .presence_penalty = 0.5,
+                                    .frequency_penalty = -0.25};
+      Sampler sampler(options, 60);
+      sampler.read_prompt(prompt);
+      PlainSampler plain(options);
+      std::vector<std::int32_t> all = prompt;
+      for (int i = 0; i < 50; ++i) {
+        std::vector<float> changed = signs;
+        changed[1] += 1.75F;
+        changed[59] -= 2.0F;
+        const auto answer = std::span(all).subspan(prompt.size());
+        const auto last = std::span(all).last(std::min(all.size(), static_cast<std::size_t>(repeat_last)));
+        for (std::int32_t id = 0; id < 60; ++id) {
+          float& logit = changed[static_cast<std::size_t>(id)];
+          const auto times = static_cast<float>(std::ranges::count(answer, id));
+          if (times > 0) logit -= 0.5F - 0.25F * times;
+          const bool repeats = std::ranges::find(last, id) != last.end();
+          if (repeats)
+            logit = logit > 0 ? logit / static_cast<float>(repeat) : logit * static_cast<float>(repeat);
+        }
+        all.push_back(plain.draw(changed));
+        ASSERT_EQ(sampler.draw(signs), all.back()) << repeat_last << ' ' << repeat << ' ' << i;
+        sampler.accept(all.back());
+      }
+    }
+  }
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_THROW(Sampler({.temperature = -1.0}, 5), Error);
   EXPECT_THROW(Sampler({.temperature = NAN}, 5), Error);

@@ -144,6 +144,8 @@ TEST(StopTexts, HoldsBackWhatMayBecomeOne) {
       {{"aab"}, {"a", "a", "a", "b"}, "a", true},
       {{"xyz", "yz"}, {"wx", "y", "z"}, "w", true},
       {{"abcd", "bc"}, {"abc"}, "a", true},
+      {{"abcd", "bc"}, {"abcd"}, "a", true},
+      {{"bc", "abc"}, {"xabc"}, "x", true},
       {{"\n"}, {"\n"}, "", true},
       {{"END"}, {"EN"}, "EN", false},
       {{"END"}, {"EN", "EN", "E", "x"}, "ENENEx", false},
@@ -181,7 +183,13 @@ TEST(StopTexts, ReturnWhatIsCertainAndNoLess) {
       const std::string more = letters(0, 4);
       all += more;
       returned += stops.push(more);
-      const std::size_t at = std::min(all.find(texts[0]), all.find(texts[1]));
+      // The one that is complete first, by letters.
+      std::size_t at = std::string::npos;
+      for (std::size_t end = 1; end <= all.size() && at == std::string::npos; ++end) {
+        for (const std::string& stop : texts) {
+          if (all.substr(0, end).ends_with(stop)) at = std::min(at, end - stop.size());
+        }
+      }
       ASSERT_EQ(stops.found(), at != std::string::npos);
       std::size_t certain = std::min(at, all.size());
       const auto may_begin = [&](const std::string& stop) { return stop.starts_with(all.substr(certain)); };
@@ -918,6 +926,7 @@ TEST(PrefixCache, ConversationsByName) {
   const std::string directory = new_directory();
   const Serving setup{.directory = directory};
   std::vector<std::int32_t> last;
+  std::vector<std::int32_t> more;
   {
     Bench bench(setup);
     bench.ask(request(document_and(300, 1)));
@@ -926,6 +935,13 @@ TEST(PrefixCache, ConversationsByName) {
     EXPECT_EQ(bench.cache.save_as(last, "chat-1.a_b"), 313);
     EXPECT_EQ(bench.cache.save_as(some_ids(313), "other"), -1);
     EXPECT_EQ(bench.cache.restore("other"), -1);
+    // It goes on; what has a name keeps its file.
+    std::vector<std::int32_t> turn = last;
+    for (const std::int32_t id : some_ids(700)) turn.push_back(id);
+    bench.ask(request(turn));
+    more.assign(bench.scheduler.last_of(0).begin(), bench.scheduler.last_of(0).end());
+    bench.cache.save_all();
+    EXPECT_EQ(files_of(directory, ".rows").size(), 2U);
   }
   Bench bench(setup);
   EXPECT_EQ(bench.cache.facts().rows_bytes, 0);
@@ -941,6 +957,7 @@ TEST(PrefixCache, ConversationsByName) {
   bench.cache.erase(last);
   EXPECT_EQ(bench.cache.restore("chat-1.a_b"), -1);
   bench.cache.erase(document_and(300, 1));
+  bench.cache.erase(more);
   EXPECT_EQ(bench.cache.facts().entries, 0);
   EXPECT_EQ(bench.cache.facts().rows_bytes, 0);
   EXPECT_EQ(bytes_of(directory), 0);
@@ -971,10 +988,10 @@ TEST(PrefixCache, AnyOrderGivesColdAnswers) {
     std::map<std::size_t, std::vector<float>> wanted;
     std::mt19937 random(static_cast<unsigned>(select) + 1);
     std::int64_t cached = 0;
-    for (int life = 0; life < 4; ++life) {
-      setup.disk_bytes = life == 3 ? 2'000'000 : std::int64_t{1} << 40;
+    for (int life = 0; life < 3; ++life) {
+      setup.disk_bytes = life == 2 ? 2'000'000 : std::int64_t{1} << 40;
       Bench bench(setup);
-      for (int round = 0; round < 8; ++round) {
+      for (int round = 0; round < 6; ++round) {
         const std::vector<std::size_t> chosen{random() % all.size(), random() % all.size()};
         std::vector<std::shared_ptr<Completion>> jobs;
         for (const std::size_t i : chosen) jobs.push_back(bench.scheduler.submit(all[i]));
@@ -1000,7 +1017,7 @@ TEST(PrefixCache, AnyOrderGivesColdAnswers) {
       cached += bench.scheduler.facts().cached_tokens;
     }
     if (select != Select::h2o) {
-      EXPECT_GT(cached, 1000);
+      EXPECT_GT(cached, 500);
     }
     fs::remove_all(directory);
   }
@@ -1066,7 +1083,7 @@ TEST(Scheduler, EveryRequestHasAnEnd) {
         }
         for (const auto& job : jobs) {
           End end = End::none;
-          for (int tries = 0; end == End::none && tries < 600; ++tries) {
+          for (int tries = 0; end == End::none && tries < 300; ++tries) {
             const auto event = job->next(std::chrono::milliseconds(100));
             if (event) end = event->end;
           }
