@@ -18,8 +18,10 @@ import subprocess
 import tempfile
 import time
 
-QUESTION = ("\nWhat is the name that stands in the middle of this text, and which of its parts says what is to be done about it? Answer "
-            "with one word, and if there is none, with the word none. This is question number {} of those about it.\n")
+# Its number comes first, so that two questions have nothing in common.
+QUESTION = ("\n{} is the number of this question. What is the name that stands in the middle of this text, and which of its parts says "
+            "what is to be done about it? Answer with one word, and if there is none, with the word none. Say nothing else before it, and "
+            "nothing after it.\n")
 
 
 class Headwater:
@@ -147,7 +149,8 @@ def main():
     for name, found in seconds.items():
         share = statistics.median(warm / cold for warm, cold in zip(found["warm"], found["cold"]))
         print(f"{name}: cold {statistics.median(found['cold']):.3f} s, warm {statistics.median(found['warm']):.3f} s ({100 * share:.2f} %)")
-    print(f"tokens of a prompt: {own.ask(document + QUESTION.format(1))[1]['usage']['prompt_tokens']}")
+    usage = own.ask(document + QUESTION.format(99))[1]["usage"]
+    print(f"tokens of a prompt: {usage['prompt_tokens']}, of them known: {usage['prompt_tokens_details']['cached_tokens']}")
     for name in ("cold", "warm"):
         for other in contenders[1:]:
             ratio = statistics.median(b / a for a, b in zip(seconds[own.name][name], seconds[other.name][name]))

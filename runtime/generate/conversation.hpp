@@ -38,8 +38,8 @@ class Conversation {
   /// have work. take_logits() is what waits.
   void feed_ahead(std::span<const std::int32_t> ids, const Progress& progress = {});
   /// feed_ahead() a step at a time, so that steps of other slots come between. `ids` stay where they are until the turn is in;
-  /// so many of its last tokens become dense decode steps, at least one token is fed before them unless all are. Errors: those
-  /// of feed(); then nothing is changed.
+  /// its last `tail` tokens, all of them where it has fewer, become dense decode steps. Errors: those of feed(); then nothing is
+  /// changed.
   void begin_turn(std::span<const std::int32_t> ids, std::int64_t tail);
   /// The next step of the turn, of at most `most` tokens. Whether the turn is in: then its logits are under way, for
   /// take_logits().

@@ -23,9 +23,9 @@ struct CompletionRequest {
   bool ignore_end = false;          ///< go on behind the token that ends a text
   std::optional<int> top_logprobs;  ///< with each token its log probability, and those of so many best ones
   bool dense = false;               ///< dense prefill instead of the server's rule
-  std::optional<std::int64_t>
-      dense_tail;         ///< last tokens of a sparse prompt that see every token; none: the server's
-  bool use_cache = true;  ///< begin with what earlier requests left
+  /// Last tokens of a sparse prompt that see every token; none: the server's number.
+  std::optional<std::int64_t> dense_tail;
+  bool use_cache = true;  ///< begin with what earlier requests left, and leave what this one read
 };
 
 /// A token of an answer with the logarithm (base e) of its probability at temperature 1, no filter applied.
@@ -65,9 +65,8 @@ class Completion {
     error,   ///< the message says which
   };
   struct Event {
-    // Of a prompt that is being read.
-    std::int64_t prompt_done =
-        0;  ///< tokens processed, those from the cache included; 0: the event is none of progress
+    /// Tokens of the prompt that are processed, those from the cache included; 0: the event is none of progress.
+    std::int64_t prompt_done = 0;
     double prompt_seconds = 0;  ///< since the slot began
     // Of the answer: what has become readable. Never half a character, and nothing that may belong to a stop text.
     std::string text;

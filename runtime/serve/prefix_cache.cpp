@@ -74,10 +74,6 @@ bool is_own(const std::string& name) {
   return end.starts_with(kRows) || end.starts_with(kIds);
 }
 
-std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t from = fnv1a({})) {
-  return fnv1a(bytes, from);
-}
-
 }  // namespace
 
 void PageList::grow(std::int64_t tokens) {
@@ -146,12 +142,9 @@ PrefixCache::Place PrefixCache::best(const Wanted& wanted, Use& use) {
   return found;
 }
 
-PrefixCache::Use PrefixCache::find(const Wanted& wanted) const {
+PrefixCache::Use PrefixCache::find(const Wanted& wanted) {
   Use use;
-  for (const Entry& entry : entries_) {
-    const Use one = use_of(entry.ids, entry.origin, wanted);
-    if (one.tokens > use.tokens) use = one;
-  }
+  (void)best(wanted, use);
   return use;
 }
 
@@ -266,7 +259,8 @@ bool PrefixCache::covered(const Entry& entry) const {
     return !other.name.empty() && other.origin.dense == entry.origin.dense &&
            other.origin.sparse_turn == entry.origin.sparse_turn && !options_.whole_only &&
            other.origin.exact_tokens > entry.origin.exact_tokens - kLeastWritten &&
-           common_length(other.ids, entry.ids) > std::ssize(entry.ids) - kLeastWritten;
+           common_length(other.ids, entry.ids) >=
+               std::max(std::ssize(entry.ids) - kLeastWritten + 1, kLeastUse);
   });
 }
 
@@ -341,6 +335,12 @@ std::string PrefixCache::fingerprint_of(const std::string& name) const {
   return options_.fingerprint + ", entry " + name;
 }
 
+/// Entries of another model have other names.
+std::string PrefixCache::name_of(std::span<const std::byte> id_bytes, bool dense) const {
+  const std::uint64_t own = fnv1a(id_bytes, fnv1a(std::as_bytes(std::span(options_.fingerprint))));
+  return fmt::format("{:016x}", own ^ static_cast<std::uint64_t>(dense));
+}
+
 void PrefixCache::read_directory() {
   const auto refuse = [&](const char* what) {
     if (lock_ >= 0) ::close(lock_);
@@ -409,14 +409,11 @@ bool PrefixCache::read_entry(const std::string& name) {
   std::uint64_t hash = 0;
   std::memcpy(&hash, all.data() + bytes - static_cast<std::int64_t>(sizeof hash), sizeof hash);
   const auto hashed = std::as_bytes(std::span(all)).first(all.size() - sizeof hash);
-  if (head.magic != kMagic || hash != hash_of(hashed)) return false;
+  if (head.magic != kMagic || hash != fnv1a(hashed)) return false;
   if (head.count != (bytes - kFixed) / kId || head.exact_tokens < 0 || head.exact_tokens > head.count)
     return false;
   const auto id_bytes = hashed.subspan(sizeof head);
-  // The name is made of the fingerprint and the ids: another model's entries have others.
-  const std::uint64_t own = hash_of(id_bytes, hash_of(std::as_bytes(std::span(options_.fingerprint))));
-  if (fmt::format("{:016x}", own ^ static_cast<std::uint64_t>(head.dense)) != name || head.count > capacity)
-    return true;
+  if (name_of(id_bytes, head.dense != 0) != name || head.count > capacity) return true;
   Entry& entry = entries_.emplace_back();
   entry.ids.resize(static_cast<std::size_t>(head.count));
   std::memcpy(entry.ids.data(), id_bytes.data(), id_bytes.size());
@@ -434,8 +431,7 @@ void PrefixCache::write(Entry& entry) {
   head.exact_tokens = entry.origin.exact_tokens;
   head.dense = entry.origin.dense ? 1 : 0;
   head.sparse_turn = entry.origin.sparse_turn ? 1 : 0;
-  const std::uint64_t own = hash_of(id_bytes, hash_of(std::as_bytes(std::span(options_.fingerprint))));
-  const std::string name = fmt::format("{:016x}", own ^ static_cast<std::uint64_t>(head.dense));
+  const std::string name = name_of(id_bytes, entry.origin.dense);
   const std::string part = path(name, kIds) + ".part";
   // The files of this name are replaced, whosever they are.
   for (Place other = entries_.begin(); other != entries_.end();) {
@@ -453,7 +449,7 @@ void PrefixCache::write(Entry& entry) {
     save(*entry.prefix->session, path(name, kRows), fingerprint_of(name));
     if (HEADWATER_SABOTAGE("runtime.prefix.ids_of_no_rows")) fs::resize_file(path(name, kRows), 1000, error);
     const auto head_bytes = std::as_bytes(std::span(&head, 1));
-    const std::uint64_t hash = hash_of(id_bytes, hash_of(head_bytes));
+    const std::uint64_t hash = fnv1a(id_bytes, fnv1a(head_bytes));
     std::ofstream stream(part, std::ios::binary | std::ios::trunc);
     fs::permissions(part, fs::perms::owner_read | fs::perms::owner_write,
                     error);  // as save() has it: it is text of users

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -94,7 +95,7 @@ class PrefixCache {
                            const Wanted& wanted) const;
 
   /// The best use of an entry.
-  [[nodiscard]] Use find(const Wanted& wanted) const;
+  [[nodiscard]] Use find(const Wanted& wanted);
   /// A fork of an entry with so many tokens, from its file where it is not in memory, and which use that is; null where there is
   /// none, where the memory does not suffice, and where its file is damaged: then the entry is gone.
   [[nodiscard]] std::unique_ptr<Prefix> take(const Wanted& wanted, Use& use);
@@ -149,6 +150,7 @@ class PrefixCache {
   void drop_damaged(Place entry, const Error& error);
   [[nodiscard]] Place best(const Wanted& wanted, Use& use);
   [[nodiscard]] std::string path(const std::string& name, const char* end) const;
+  [[nodiscard]] std::string name_of(std::span<const std::byte> id_bytes, bool dense) const;
   /// The name in a file that save_as() wrote; no entry's where there is none.
   [[nodiscard]] std::string entry_of(const std::string& file) const;
   [[nodiscard]] std::string fingerprint_of(const std::string& name) const;

@@ -217,7 +217,7 @@ class Limits(Served):
         long = {"prompt": SHORT, "n_predict": 7000, "ignore_eos": True, "temperature": 0}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             first = pool.submit(self.server.ask, "/completion", long)
-            while self.server.metric("slots_busy") == 0:
+            while self.server.metric("slots_busy") == 0 and not first.done():
                 time.sleep(0.01)
             chunks = list(self.server.stream("/completion", {"prompt": SHORT, "n_predict": 3, "temperature": 0}))
             self.assertEqual(first.result(TIMEOUT)[1]["tokens_predicted"], 7000)
@@ -272,7 +272,7 @@ class Ends(unittest.TestCase):
             self.assertEqual(server.ask("/health")[0], 200)
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(server.ask, "/v1/completions", greedy(SHORT, 300), None, key)
-                while "slots_busy 1" not in server.ask("/metrics", headers=key)[1]:
+                while "slots_busy 1" not in server.ask("/metrics", headers=key)[1] and not asked.done():
                     time.sleep(0.01)
                 server.process.send_signal(signal.SIGTERM)
                 status, answer = asked.result(TIMEOUT)

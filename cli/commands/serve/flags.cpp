@@ -76,7 +76,8 @@ std::optional<ServeFlags> parse_serve_flags(const std::vector<std::string>& argu
   set.file("--api-key-file", "--api-key-file", "FILE", "a file with the key that requests must bring",
            key_file);
   set.integer("--cache-ram", "--cache-ram", 0, std::int64_t{1} << 30,
-              "MiB of stored rows that stay in memory, running requests among them (half of what is free)",
+              "MiB of stored rows that stay in memory, running requests among them (half of what is left "
+              "beside the weights)",
               flags.cache_ram);
   set.file("--cache-dir", "--cache-dir", "DIR", "keep them in files, too, there again after a restart",
            flags.cache_dir);

@@ -23,7 +23,7 @@ struct ServeFlags {
   std::optional<std::string> chat_template;
   std::optional<std::string> alias;       ///< the model's name for clients
   std::string api_key;                    ///< empty: none is asked for
-  std::optional<std::int64_t> cache_ram;  ///< MiB; else half of the memory that is free
+  std::optional<std::int64_t> cache_ram;  ///< MiB; else half of what is left beside the weights
   std::string cache_dir;                  ///< empty: nothing is kept in files
   std::int64_t cache_disk = 16384;        ///< MiB
   bool cache_exact = false;

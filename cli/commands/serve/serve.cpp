@@ -37,12 +37,12 @@ sigset_t block_ends() {
 }
 
 /// Of the bytes that the cache's rows depend on: the model file by its head, size and time, and what computes with it.
-std::string fingerprint(const LoadedModel& model) {
+std::string fingerprint(const LoadedModel& model, const Engine& engine) {
   struct stat status {};
   (void)::stat(model.flags().model.c_str(), &status);
   return fmt::format("head {:016x}, {} bytes of {}.{:09}, products {}, engine {}", model.file().head_hash(),
                      model.file().file_bytes(), status.st_mtim.tv_sec, status.st_mtim.tv_nsec,
-                     static_cast<int>(model.flags().precision), model.flags().engine);
+                     static_cast<int>(model.flags().precision), engine.name());
 }
 
 runtime::PrefixCache::Options cache_options(const ServeFlags& flags, const LoadedModel& model,
@@ -57,7 +57,7 @@ runtime::PrefixCache::Options cache_options(const ServeFlags& flags, const Loade
   cache.ram_bytes = flags.cache_ram ? *flags.cache_ram * kMiB : free / 2;
   cache.directory = flags.cache_dir;
   cache.disk_bytes = flags.cache_disk * kMiB;
-  cache.fingerprint = fingerprint(model);
+  cache.fingerprint = fingerprint(model, transformer.engine());
   cache.whole_only = options.sparse && options.select == Select::h2o;
   return cache;
 }
