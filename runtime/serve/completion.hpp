@@ -50,7 +50,7 @@ struct CompletionFacts {
   double queued_seconds = 0;   ///< until a slot was free
   double prefill_seconds = 0;  ///< from then to the first token, other requests' steps included
   double decode_seconds = 0;   ///< from the first token to the last, the same
-  std::string steps;           ///< as `headwater attend --steps` takes them
+  std::string steps;           ///< of the prompt, as `headwater attend --steps` takes them
 };
 
 /// A request on its way: the scheduler writes events, one client thread reads them.

@@ -400,6 +400,7 @@ void Scheduler::read(Slot& slot) {
   slot.job->push(std::move(event), slot.facts);
   if (!in) return;
   slot.reading = false;
+  slot.facts.steps = slot.talk.steps();
   slot.answering = now();
   draw(slot);
 }
@@ -468,7 +469,6 @@ void Scheduler::finish(Slot& slot, Completion::End end, Event event) {
     event.text += slot.stops->finish();
   }
   event.end = end;
-  slot.facts.steps = slot.talk.steps();
   const std::shared_ptr<Completion> job = slot.job;
   const CompletionFacts facts = slot.facts;
   free(slot, true);

@@ -249,6 +249,7 @@ TEST(Scheduler, AnswersAsAConversationDoes) {
     Conversation conversation(other, 8);
     conversation.reset();
     conversation.feed(some_ids(n));
+    const std::string steps = conversation.steps();
     std::vector<std::int32_t> ids;
     std::vector<double> logprobs;
     for (int i = 0; i < 6; ++i) {
@@ -263,7 +264,7 @@ TEST(Scheduler, AnswersAsAConversationDoes) {
     for (std::size_t i = 0; i < ids.size(); ++i) EXPECT_NEAR(answer.logprobs[i], logprobs[i], 1e-5);
     EXPECT_EQ(answer.end, End::length);
     EXPECT_EQ(answer.text, tokenizer().decode(ids));
-    EXPECT_EQ(answer.facts.steps, conversation.steps());
+    EXPECT_EQ(answer.facts.steps, steps);
     EXPECT_EQ(answer.facts.pairs.computed, conversation.pairs().computed);
   }
 }
