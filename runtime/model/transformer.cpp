@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "headwater/preset.hpp"
 #include "headwater/rope.hpp"
 #include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -45,6 +46,20 @@ void for_each_row(int threads, std::int64_t n, const Action& action) {
     const std::int64_t last = std::min(n, (task + 1) * kRowsOfTask);
     for (std::int64_t row = task * kRowsOfTask; row < last; ++row) action(row);
   });
+}
+
+/// Another rule, with the sizes that its preset has.
+void take_rule(Select rule, Options& options) {
+  const Options own = rule == Select::h2o      ? Options{}
+                      : rule == Select::blocks ? preset(Quality::fast)
+                                               : preset(Quality::balanced);
+  options.select = rule;
+  options.pinned = own.pinned;
+  options.key_block = own.key_block;
+  options.query_block = own.query_block;
+  options.pool = own.pool;
+  options.refine = own.refine;
+  options.least_weight = own.least_weight;
 }
 
 }  // namespace
@@ -172,19 +187,34 @@ void Transformer::truncate(std::int64_t tokens, int slot) {
   if (relay_) relay_->pass(call, {});
 }
 
-Options Transformer::session_options(bool dense) const {
+Options Transformer::session_options(const PromptRule& rule) const {
   Options options = session_options_;
-  options.dense = options.dense || dense;
+  options.dense = options.dense || rule.dense;
+  if (!rule.select && !rule.memory) return options;
+  if (options.dense) {
+    throw Error(ErrorCode::invalid_argument,
+                "prefill is dense and has no memory sets; allowed: a rule or a memory for sparse prefill");
+  }
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  const std::int64_t memory = rule.memory.value_or(options.local + options.heavy);
+  if (memory < 1 || memory > kMost) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("memory is {}; allowed: 1 .. {}", memory, kMost));
+  }
+  if (rule.select && *rule.select != options.select) take_rule(*rule.select, options);
+  options.local = std::min(options.local, memory);
+  options.heavy = memory - options.local;
+  if (options.select == Select::blocks) options.heavy -= options.heavy % options.key_block;
+  options.pinned = std::min(options.pinned, options.heavy);
   return options;
 }
 
-std::unique_ptr<Session> Transformer::open_session(bool dense) const {
-  return engine_.open(session_shape_, session_options(dense));
+std::unique_ptr<Session> Transformer::open_session(const PromptRule& rule) const {
+  return engine_.open(session_shape_, session_options(rule));
 }
 
 std::unique_ptr<Session> Transformer::load_session(const std::string& path, const std::string& fingerprint,
-                                                   bool dense) const {
-  return load(engine_, session_shape_, session_options(dense), path, fingerprint);
+                                                   const PromptRule& rule) const {
+  return load(engine_, session_shape_, session_options(rule), path, fingerprint);
 }
 
 std::unique_ptr<Session> Transformer::exchange(int slot, std::unique_ptr<Session> session) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,15 @@ struct TransformerOptions {
   std::int64_t capacity = 0;     ///< most tokens of a conversation
   int slots = 1;                 ///< conversations that are held at once, 1 .. kMostSlots
   std::shared_ptr<Relay> relay;  ///< to the other parts, where the model is a part of one
+};
+
+/// What a session has in place of its transformer's options for prompts.
+struct PromptRule {
+  bool dense = false;                 ///< dense prefill
+  std::optional<Select> select = {};  ///< which tokens a memory set holds
+  std::optional<std::int64_t> memory =
+      {};  ///< M, tokens of a memory set, its newest ones among them, 1 .. 2^31 - 1
+  friend bool operator==(const PromptRule&, const PromptRule&) = default;
 };
 
 /// Rows that are decoded together at most.
@@ -95,11 +105,12 @@ class Transformer {
   void reset(int slot = 0);
   /// As Session::truncate, in all parts. A step that is open here ended before it was passed on.
   void truncate(std::int64_t tokens, int slot = 0);
-  /// An empty session like those of the slots; `dense`: whose prefill is dense. Errors: those of Engine::open().
-  [[nodiscard]] std::unique_ptr<Session> open_session(bool dense = false) const;
+  /// An empty session like those of the slots, but for its rule. Of any thread. Errors: those of Engine::open();
+  /// invalid_argument for a rule or a memory where prefill is dense.
+  [[nodiscard]] std::unique_ptr<Session> open_session(const PromptRule& rule = {}) const;
   /// The same with what headwater::save() wrote of one. Errors: those of headwater::load().
   [[nodiscard]] std::unique_ptr<Session> load_session(const std::string& path, const std::string& fingerprint,
-                                                      bool dense) const;
+                                                      const PromptRule& rule) const;
   /// Puts a session in a slot, of open_session() or a fork of one, and returns the one that was there. Errors:
   /// invalid_argument where the model has other parts, with sessions of their own.
   std::unique_ptr<Session> exchange(int slot, std::unique_ptr<Session> session);
@@ -136,7 +147,7 @@ class Transformer {
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
   void describe_attention(Options& attention) const;
-  [[nodiscard]] Options session_options(bool dense) const;
+  [[nodiscard]] Options session_options(const PromptRule& rule) const;
   void check_id(std::int32_t id) const;
   void begin(const Step& step, int slot);
   void begin(std::span<const SlotToken> tokens);

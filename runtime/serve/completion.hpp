@@ -22,7 +22,7 @@ struct CompletionRequest {
   std::vector<std::string> stop;    ///< the answer ends before the first of these texts; none is empty
   bool ignore_end = false;          ///< go on behind the token that ends a text
   std::optional<int> top_logprobs;  ///< with each token its log probability, and those of so many best ones
-  bool dense = false;               ///< dense prefill instead of the server's rule
+  PromptRule rule;                  ///< where it is not the server's
   /// Last tokens of a sparse prompt that see every token; none: the server's number.
   std::optional<std::int64_t> dense_tail;
   bool use_cache = true;  ///< begin with what earlier requests left, and leave what this one read

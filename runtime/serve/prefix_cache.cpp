@@ -36,15 +36,29 @@ constexpr const char* kIds = ".ids";
 // slot-NAME: the entry that was saved by this name.
 constexpr const char* kSaved = "slot-";
 constexpr std::size_t kNameLength = 16;  // of hexadecimal digits
-constexpr std::array<char, 8> kMagic = {'H', 'W', 'P', 'R', 'E', 'F', '1', '\n'};
+constexpr std::array<char, 8> kMagic = {'H', 'W', 'P', 'R', 'E', 'F', '2', '\n'};
 
 /// What a file of ids begins with; the ids follow, then FNV-1a of all before it.
 struct IdsHead {
   std::array<char, 8> magic = kMagic;
   std::int64_t count = 0;
   std::int64_t exact_tokens = 0;
+  std::int64_t memory = -1;  ///< of its rule; -1: the server's
+  std::int32_t select = -1;  ///< the same
   std::int32_t dense = 0;
-  std::int32_t sparse_turn = 0;
+  std::int64_t sparse_turn = 0;
+
+  [[nodiscard]] bool sound() const {
+    return magic == kMagic && exact_tokens >= 0 && exact_tokens <= count && memory >= -1 && select >= -1 &&
+           select <= static_cast<std::int32_t>(Select::sketches);
+  }
+  [[nodiscard]] PromptRule rule() const {
+    PromptRule rule;
+    rule.dense = dense != 0;
+    if (select >= 0) rule.select = static_cast<Select>(select);
+    if (memory >= 0) rule.memory = memory;
+    return rule;
+  }
 };
 
 std::int64_t common_length(std::span<const std::int32_t> a, std::span<const std::int32_t> b) {
@@ -111,11 +125,11 @@ PrefixCache::~PrefixCache() {
 
 PrefixCache::Use PrefixCache::use_of(std::span<const std::int32_t> ids, const Origin& origin,
                                      const Wanted& wanted) const {
-  if (origin.dense != wanted.dense || origin.sparse_turn != wanted.sparse_turn) return {};
+  if (origin.rule != wanted.rule || origin.sparse_turn != wanted.sparse_turn) return {};
   // The last token goes in anew: its logits are wanted.
   const auto most = std::ssize(wanted.ids) - 1;
   const std::int64_t common = std::min<std::int64_t>(common_length(ids, wanted.ids), most);
-  if (options_.whole_only && !HEADWATER_SABOTAGE("runtime.prefix.h2o_cut_inside")) {
+  if (whole_only(wanted.rule) && !HEADWATER_SABOTAGE("runtime.prefix.h2o_cut_inside")) {
     const bool whole = common == std::ssize(ids) && common >= kLeastUse && !wanted.exact;
     return whole ? Use{common, false} : Use{};
   }
@@ -161,7 +175,7 @@ std::unique_ptr<Prefix> PrefixCache::fork(Session& session, std::span<const std:
 void PrefixCache::load(Entry& entry) {
   if (entry.prefix) return;
   std::unique_ptr<Session> session =
-      transformer_.load_session(path(entry.name, kRows), fingerprint_of(entry.name), entry.origin.dense);
+      transformer_.load_session(path(entry.name, kRows), fingerprint_of(entry.name), entry.origin.rule);
   if (session->tokens() != std::ssize(entry.ids))
     throw Error(ErrorCode::invalid_argument, "its tokens are not as many as its rows");
   PageList pages(pages_, page_);
@@ -199,9 +213,14 @@ std::unique_ptr<Prefix> PrefixCache::take(const Wanted& wanted, Use& use) {
 /// Whether whoever can use the other entry can use one of these tokens as well.
 bool PrefixCache::replaces(std::span<const std::int32_t> ids, const Origin& origin,
                            const Entry& other) const {
-  return other.origin.dense == origin.dense && other.origin.sparse_turn == origin.sparse_turn &&
+  return other.origin.rule == origin.rule && other.origin.sparse_turn == origin.sparse_turn &&
          other.origin.exact_tokens <= origin.exact_tokens && begins_with(ids, other.ids) &&
-         (!options_.whole_only || other.ids.size() == ids.size());
+         (!whole_only(origin.rule) || other.ids.size() == ids.size());
+}
+
+bool PrefixCache::whole_only(const PromptRule& rule) const {
+  const EffectiveOptions& options = transformer_.options();
+  return options.sparse && !rule.dense && rule.select.value_or(options.select) == Select::h2o;
 }
 
 void PrefixCache::keep(Prefix prefix) {
@@ -256,8 +275,8 @@ void PrefixCache::save_all() {
 
 bool PrefixCache::covered(const Entry& entry) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& other) {
-    return !other.name.empty() && other.origin.dense == entry.origin.dense &&
-           other.origin.sparse_turn == entry.origin.sparse_turn && !options_.whole_only &&
+    return !other.name.empty() && other.origin.rule == entry.origin.rule &&
+           other.origin.sparse_turn == entry.origin.sparse_turn && !whole_only(entry.origin.rule) &&
            other.origin.exact_tokens > entry.origin.exact_tokens - kLeastWritten &&
            common_length(other.ids, entry.ids) >=
                std::max(std::ssize(entry.ids) - kLeastWritten + 1, kLeastUse);
@@ -335,10 +354,12 @@ std::string PrefixCache::fingerprint_of(const std::string& name) const {
   return options_.fingerprint + ", entry " + name;
 }
 
-/// Entries of another model have other names.
-std::string PrefixCache::name_of(std::span<const std::byte> id_bytes, bool dense) const {
-  const std::uint64_t own = fnv1a(id_bytes, fnv1a(std::as_bytes(std::span(options_.fingerprint))));
-  return fmt::format("{:016x}", own ^ static_cast<std::uint64_t>(dense));
+/// Entries of another model and of another rule have other names.
+std::string PrefixCache::name_of(std::span<const std::byte> id_bytes, const PromptRule& rule) const {
+  const std::string of =
+      fmt::format("{}, rule {} {} {}", options_.fingerprint, rule.dense,
+                  rule.select ? static_cast<int>(*rule.select) : -1, rule.memory.value_or(-1));
+  return fmt::format("{:016x}", fnv1a(id_bytes, fnv1a(std::as_bytes(std::span(of)))));
 }
 
 void PrefixCache::read_directory() {
@@ -409,15 +430,13 @@ bool PrefixCache::read_entry(const std::string& name) {
   std::uint64_t hash = 0;
   std::memcpy(&hash, all.data() + bytes - static_cast<std::int64_t>(sizeof hash), sizeof hash);
   const auto hashed = std::as_bytes(std::span(all)).first(all.size() - sizeof hash);
-  if (head.magic != kMagic || hash != fnv1a(hashed)) return false;
-  if (head.count != (bytes - kFixed) / kId || head.exact_tokens < 0 || head.exact_tokens > head.count)
-    return false;
+  if (!head.sound() || hash != fnv1a(hashed) || head.count != (bytes - kFixed) / kId) return false;
   const auto id_bytes = hashed.subspan(sizeof head);
-  if (name_of(id_bytes, head.dense != 0) != name || head.count > capacity) return true;
+  if (name_of(id_bytes, head.rule()) != name || head.count > capacity) return true;
   Entry& entry = entries_.emplace_back();
   entry.ids.resize(static_cast<std::size_t>(head.count));
   std::memcpy(entry.ids.data(), id_bytes.data(), id_bytes.size());
-  entry.origin = {head.dense != 0, head.sparse_turn != 0, head.exact_tokens};
+  entry.origin = {head.rule(), head.sparse_turn != 0, head.exact_tokens};
   entry.name = name;
   entry.file_bytes = bytes + rows_bytes;
   entry.used = ++clock_;
@@ -429,9 +448,12 @@ void PrefixCache::write(Entry& entry) {
   IdsHead head;
   head.count = std::ssize(entry.ids);
   head.exact_tokens = entry.origin.exact_tokens;
-  head.dense = entry.origin.dense ? 1 : 0;
+  const PromptRule& rule = entry.origin.rule;
+  head.dense = rule.dense ? 1 : 0;
+  head.select = rule.select ? static_cast<std::int32_t>(*rule.select) : -1;
+  head.memory = rule.memory.value_or(-1);
   head.sparse_turn = entry.origin.sparse_turn ? 1 : 0;
-  const std::string name = name_of(id_bytes, entry.origin.dense);
+  const std::string name = name_of(id_bytes, rule);
   const std::string part = path(name, kIds) + ".part";
   // The files of this name are replaced, whosever they are.
   for (Place other = entries_.begin(); other != entries_.end();) {

@@ -42,9 +42,9 @@ class PageList {
 
 /// How a session's rows came to be.
 struct Origin {
-  bool dense = false;        ///< by a session whose prefill is dense
+  PromptRule rule;           ///< of its session
   bool sparse_turn = false;  ///< its first turn was sparse (STATE-3)
-  /// So many of its first tokens have the bits that any prompt with these tokens, the same `dense` and `sparse_turn` gives them;
+  /// So many of its first tokens have the bits that any prompt with these tokens, the same rule and `sparse_turn` gives them;
   /// whole chunks.
   std::int64_t exact_tokens = 0;
 };
@@ -67,7 +67,6 @@ class PrefixCache {
     std::string directory;        ///< empty: nothing is kept in files
     std::int64_t disk_bytes = 0;  ///< most of the files
     std::string fingerprint;      ///< of the model: printable ASCII, at most 900 bytes
-    bool whole_only = false;      ///< rule h2o: sessions can be used as they are only (STATE-10)
   };
 
   /// Makes the directory where it is not there, takes it for this process alone, and reads what lies there. What is damaged or
@@ -80,7 +79,7 @@ class PrefixCache {
   /// A prompt that looks for a beginning.
   struct Wanted {
     std::span<const std::int32_t> ids;
-    bool dense = false;
+    PromptRule rule;
     bool sparse_turn = false;
     std::int64_t prefill = 0;  ///< tokens before its dense tail
     std::int64_t chunk = 0;    ///< tokens of a chunk
@@ -142,6 +141,8 @@ class PrefixCache {
   using Place = std::list<Entry>::iterator;
 
   [[nodiscard]] Place with_ids(std::span<const std::int32_t> ids);
+  /// Rule h2o: sessions can be used as they are only (STATE-10).
+  [[nodiscard]] bool whole_only(const PromptRule& rule) const;
   [[nodiscard]] bool replaces(std::span<const std::int32_t> ids, const Origin& origin,
                               const Entry& other) const;
   /// Reads an entry's file into memory. Errors: those of Transformer::load_session().
@@ -150,7 +151,7 @@ class PrefixCache {
   void drop_damaged(Place entry, const Error& error);
   [[nodiscard]] Place best(const Wanted& wanted, Use& use);
   [[nodiscard]] std::string path(const std::string& name, const char* end) const;
-  [[nodiscard]] std::string name_of(std::span<const std::byte> id_bytes, bool dense) const;
+  [[nodiscard]] std::string name_of(std::span<const std::byte> id_bytes, const PromptRule& rule) const;
   /// The name in a file that save_as() wrote; no entry's where there is none.
   [[nodiscard]] std::string entry_of(const std::string& file) const;
   [[nodiscard]] std::string fingerprint_of(const std::string& name) const;

@@ -61,7 +61,7 @@ Scheduler::Scheduler(Transformer& transformer, const Tokenizer& tokenizer, Prefi
 std::int64_t Scheduler::tail_of(const CompletionRequest& request) const {
   const EffectiveOptions& options = transformer_.options();
   const std::int64_t n = std::ssize(request.prompt);
-  const bool sparse = options.sparse && !request.dense && n > options.chunk && n >= options.dense_below;
+  const bool sparse = options.sparse && !request.rule.dense && n > options.chunk && n >= options.dense_below;
   return sparse ? std::min(request.dense_tail.value_or(options_.dense_tail), n - 1) : 0;
 }
 
@@ -69,9 +69,9 @@ PrefixCache::Wanted Scheduler::wanted_of(const CompletionRequest& request) const
   const EffectiveOptions& options = transformer_.options();
   PrefixCache::Wanted wanted;
   wanted.ids = request.prompt;
-  wanted.dense = request.dense;
+  wanted.rule = request.rule;
   wanted.prefill = std::ssize(request.prompt) - tail_of(request);
-  wanted.sparse_turn = options.sparse && !request.dense && wanted.prefill >= options.dense_below;
+  wanted.sparse_turn = options.sparse && !request.rule.dense && wanted.prefill >= options.dense_below;
   wanted.chunk = chunk_;
   wanted.exact = options_.exact;
   return wanted;
@@ -92,8 +92,11 @@ std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
     refuse(fmt::format("top_logprobs is {}; allowed: 0 or more", *request.top_logprobs));
   if (request.dense_tail.value_or(0) < 0)
     refuse(fmt::format("dense_tail is {}; allowed: 0 or more", *request.dense_tail));
-  if (request.dense && transformer_.relay() != nullptr)
-    refuse("dense prefill of one request needs a model in one part; allowed: --dense for all requests");
+  if (request.rule != PromptRule{}) {
+    if (transformer_.relay() != nullptr)
+      refuse("a rule of one request needs a model in one part; allowed: the server's for all requests");
+    (void)transformer_.open_session(request.rule);  // refuses what the engine or the model does not take
+  }
   if (std::any_of(request.stop.begin(), request.stop.end(), [](const auto& stop) { return stop.empty(); }))
     refuse("a stop text is empty; allowed: one byte or more");
   (void)Sampler(request.sampling, vocabulary);
@@ -318,12 +321,12 @@ std::unique_ptr<Prefix> Scheduler::beginning(const PrefixCache::Wanted& wanted, 
 }
 
 /// An empty session in the slot.
-void Scheduler::open(Slot& slot, bool dense) {
-  if (slot.origin.dense == dense) {
+void Scheduler::open(Slot& slot, const PromptRule& rule) {
+  if (slot.origin.rule == rule) {
     slot.talk.reset();
   } else {
-    (void)slot.talk.exchange(transformer_.open_session(dense));
-    slot.origin.dense = dense;
+    (void)slot.talk.exchange(transformer_.open_session(rule));
+    slot.origin.rule = rule;
   }
 }
 
@@ -346,10 +349,10 @@ void Scheduler::begin(Slot& slot, const Queued& queued) {
       slot.origin = prefix->origin;
       slot.pages.emplace(std::move(prefix->pages));
     } else {
-      open(slot, request.dense);
+      open(slot, request.rule);
       slot.pages.emplace(cache_.pages(), cache_.page());
     }
-    slot.origin = {request.dense, wanted.sparse_turn, exact ? wanted.prefill : kept_exact};
+    slot.origin = {request.rule, wanted.sparse_turn, exact ? wanted.prefill : kept_exact};
     slot.origin.exact_tokens -= slot.origin.exact_tokens % chunk_;
     slot.ids = request.prompt;
     slot.reading = true;

@@ -116,7 +116,7 @@ class Scheduler {
   void admit();
   void begin(Slot& slot, const Queued& queued);
   [[nodiscard]] std::unique_ptr<Prefix> beginning(const PrefixCache::Wanted& wanted, Source& source);
-  void open(Slot& slot, bool dense);
+  void open(Slot& slot, const PromptRule& rule);
   void read(Slot& slot);
   void decode(const std::vector<Slot*>& slots);
   void draw(Slot& slot);

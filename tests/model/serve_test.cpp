@@ -9,9 +9,11 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "headwater/error.hpp"
+#include "headwater/preset.hpp"
 #include "runtime/serve/prefix_cache.hpp"
 #include "runtime/serve/scheduler.hpp"
 #include "runtime/serve/stop_texts.hpp"
@@ -41,6 +43,10 @@ struct Serving {
   bool exact = false;
   std::string engine = {};
   std::int64_t dense_below = 0;
+  std::int64_t local = 8;
+  std::int64_t heavy = 16;
+  std::int64_t pinned = 0;
+  Quality preset = Quality::balanced;  ///< its sizes of the rule
 };
 
 /// Everything that a server has below HTTP.
@@ -54,8 +60,12 @@ struct Bench {
     TransformerOptions chosen = options(setup.capacity);
     if (!setup.engine.empty()) chosen.engine = setup.engine;
     chosen.attention.batch = chosen.attention.chunk = setup.chunk;
-    chosen.attention.local = 8;
-    chosen.attention.heavy = 16;
+    const Options sizes = preset(setup.preset);
+    chosen.attention.pool = sizes.pool;
+    chosen.attention.refine = sizes.refine;
+    chosen.attention.local = setup.local;
+    chosen.attention.heavy = setup.heavy;
+    chosen.attention.pinned = setup.pinned;
     chosen.attention.select = setup.select;
     chosen.attention.page = 256;
     chosen.attention.dense_below = setup.dense_below;
@@ -63,12 +73,7 @@ struct Bench {
     return chosen;
   }
   static PrefixCache::Options cache_options(const Serving& setup) {
-    return {1,
-            setup.ram_pages,
-            setup.directory,
-            setup.disk_bytes,
-            setup.fingerprint,
-            setup.select == Select::h2o};
+    return {1, setup.ram_pages, setup.directory, setup.disk_bytes, setup.fingerprint};
   }
   void work() {
     while (scheduler.run_step()) {
@@ -509,6 +514,60 @@ TEST(PrefixCache, AWarmAnswerIsAColdOneWhereOnlyWholeChunksAreUsed) {
   }
 }
 
+// A request's own rule and memory give the bits of a server that has them for all requests.
+TEST(Scheduler, ARequestMayHaveItsOwnRule) {
+  struct Case {
+    PromptRule rule;
+    Serving as;
+    std::int64_t heavy;
+  };
+  const std::vector<Case> cases = {
+      {{.select = Select::h2o}, {.select = Select::h2o}, 16},
+      {{.select = Select::h2o, .memory = 31}, {.select = Select::h2o}, 23},
+      {{.select = Select::blocks, .memory = 39}, {.select = Select::blocks}, 24},  // whole key blocks
+      {{.memory = 20}, {.select = Select::sketches}, 12},
+      {{.memory = 5}, {.select = Select::sketches}, 0},
+  };
+  Serving own{.select = Select::sketches, .chunk = 64};
+  Bench bench(own);
+  std::set<std::vector<float>> answers;
+  for (const Case& one : cases) {
+    CompletionRequest asked = request(document_and(400, 1));
+    asked.rule = one.rule;
+    const Bench::Answer got = bench.ask(asked);
+    Serving server = one.as;
+    server.chunk = own.chunk;
+    server.heavy = one.heavy;
+    server.local = std::min<std::int64_t>(8, one.rule.memory.value_or(8));
+    if (one.as.select == Select::blocks) {
+      server.preset = Quality::fast;
+      server.pinned = 8;
+    }
+    const Bench::Answer wanted = Bench(server).ask(request(document_and(400, 1)));
+    EXPECT_EQ(got.ids, wanted.ids);
+    EXPECT_EQ(got.logprobs, wanted.logprobs);
+    EXPECT_EQ(got.facts.pairs.computed, wanted.facts.pairs.computed);
+    EXPECT_EQ(got.facts.cached_tokens, 0);
+    answers.insert(got.logprobs);
+  }
+  EXPECT_EQ(answers.size(), cases.size());
+  const auto refused = [&](const PromptRule& rule, const char* message) {
+    CompletionRequest asked = request(document_and(400, 1));
+    asked.rule = rule;
+    try {
+      (void)bench.scheduler.submit(asked);
+      ADD_FAILURE() << message;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(message));
+    }
+  };
+  refused({.memory = 0}, "memory is 0; allowed: 1 .. 2147483647");
+  refused({.memory = std::int64_t{1} << 31}, "memory is 2147483648; allowed: 1 .. 2147483647");
+  refused({.dense = true, .memory = 8}, "prefill is dense and has no memory sets");
+  refused({.dense = true, .select = Select::h2o}, "prefill is dense and has no memory sets");
+}
+
 TEST(PrefixCache, AllThatIsTheSameIsUsed) {
   Bench bench({.chunk = 128});
   const Bench::Answer first = bench.ask(request(document_and(340, 1), 9));
@@ -525,7 +584,7 @@ TEST(PrefixCache, AllThatIsTheSameIsUsed) {
   // The same prompt again: its last token goes in anew.
   EXPECT_EQ(bench.ask(request(document_and(340, 2))).facts.cached_tokens, 349);
   CompletionRequest dense = request(document_and(340, 2));
-  dense.dense = true;
+  dense.rule.dense = true;
   EXPECT_EQ(bench.ask(dense).facts.cached_tokens, 0);
   EXPECT_EQ(bench.ask(dense).facts.cached_tokens, 349);
   CompletionRequest none = request(document_and(340, 2));
@@ -561,7 +620,7 @@ TEST(PrefixCache, ExactBitsAtEdges) {
     for (const std::int64_t document : one.documents) {
       for (const std::int32_t question : {1, 2}) {
         CompletionRequest asked = request(document_and(document, question), 2);
-        asked.dense = one.dense;
+        asked.rule.dense = one.dense;
         asked.dense_tail = one.tail;
         const Bench::Answer wanted = bench.ask(cold(asked));
         const Bench::Answer got = bench.ask(asked);
@@ -635,7 +694,7 @@ TEST(PrefixCache, AnExactBeginningComesBeforeAnother) {
   std::vector<std::int32_t> ids = some_ids(256);
   ids.resize(300, 9);
   bench.cache.keep(
-      std::move(*PrefixCache::fork(bench.transformer.session(), ids, pages, {false, true, 0}, {300, false})));
+      std::move(*PrefixCache::fork(bench.transformer.session(), ids, pages, {{}, true, 0}, {300, false})));
   talk.reset();
   const Bench::Answer got = bench.ask(request(document_and(256, 2)));
   EXPECT_EQ(got.facts.cached_tokens, 256);
@@ -907,7 +966,7 @@ TEST(PrefixCache, FilesHaveTheirLimit) {
   Bench bench(setup);
   const auto known = [&](std::int32_t id, std::size_t n) {
     const std::vector<std::int32_t> ids = all_of(id, n);
-    return bench.cache.find({ids, false, true, std::ssize(ids) - 8, 128, false}).tokens;
+    return bench.cache.find({ids, {}, true, std::ssize(ids) - 8, 128, false}).tokens;
   };
   EXPECT_EQ(known(3, 600), 0);
   EXPECT_EQ(known(4, 600), 599);
@@ -952,7 +1011,7 @@ TEST(PrefixCache, ConversationsByName) {
   // Dense, the same tokens are another entry; both go.
   CompletionRequest dense = request(document_and(300, 1));
   dense.sampling.logit_bias = {{last[310], 1000.0}};
-  dense.dense = true;
+  dense.rule.dense = true;
   dense.max_tokens = 1;
   bench.ask(dense);
   bench.cache.erase(last);
@@ -972,7 +1031,10 @@ TEST(PrefixCache, AnyOrderGivesColdAnswers) {
   for (const std::int64_t n : {70, 127, 200, 600}) {
     for (const std::int32_t question : {1, 2}) {
       all.push_back(request(document_and(n, question), 2));
-      all.back().dense = n == 200;
+      // Of one document.
+      all.back().rule.dense = n == 200 && question == 1;
+      if (n == 200 && question == 2) all.back().rule = {.select = Select::blocks, .memory = 32};
+      if (n == 600 && question == 2) all.back().rule = {.memory = 12};
     }
     all.push_back(request(all_of(static_cast<std::int32_t>(n), static_cast<std::size_t>(n)), 3));
   }

@@ -101,6 +101,10 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_chat, kChat, R"({"stream_options": 1})", "stream_options"},
       {parse_chat, kChat, R"({"headwater": {"dens": true}})", "headwater.dens is not known"},
       {parse_chat, kChat, R"({"headwater": {"dense_tail": -1}})", "headwater.dense_tail is -1"},
+      {parse_chat, kChat, R"({"headwater": {"rule": "block"}})",
+       "headwater.rule is \"block\"; allowed: h2o, blocks, sketches"},
+      {parse_chat, kChat, R"({"headwater": {"memory": 0}})",
+       "headwater.memory is 0; allowed: integers, 1 .. 2147483647"},
       {parse_text, kText, R"({"prompt": null})", "prompt is missing"},
       {parse_text, kText, R"({"prompt": ""})", "prompt has no token"},
       {parse_text, kText, R"({"prompt": []})", "prompt is an array"},
@@ -171,7 +175,7 @@ TEST(ApiRequest, ReadsEveryField) {
       "presence_penalty": 1, "frequency_penalty": -1, "repeat_penalty": 1.5, "repeat_last_n": -1, "logit_bias": {"5": -2},
       "max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "n": 4, "stream": true, "logprobs": true, "top_logprobs": 2,
       "stream_options": {"include_usage": true}, "return_progress": true, "cache_prompt": false, "user": "somebody",
-      "headwater": {"dense": true, "dense_tail": 12}})"),
+      "headwater": {"dense": true, "dense_tail": 12, "rule": "blocks", "memory": 300}})"),
                  model());
   const runtime::CompletionRequest& one = all.prompts.at(0);
   EXPECT_EQ(one.sampling.temperature, 0.5);
@@ -187,7 +191,7 @@ TEST(ApiRequest, ReadsEveryField) {
   EXPECT_EQ(one.max_tokens, 4);
   EXPECT_EQ(one.stop, std::vector<std::string>{"x"});
   EXPECT_EQ(one.top_logprobs, 2);
-  EXPECT_TRUE(one.dense);
+  EXPECT_EQ(one.rule, (runtime::PromptRule{true, Select::blocks, 300}));
   EXPECT_EQ(one.dense_tail, 12);
   EXPECT_FALSE(one.use_cache);
   EXPECT_TRUE(all.stream && all.include_usage && all.return_progress);

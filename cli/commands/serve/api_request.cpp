@@ -8,6 +8,7 @@
 #include <cmath>
 #include <ctime>
 #include <limits>
+#include <map>
 #include <optional>
 #include <random>
 #include <span>
@@ -157,6 +158,28 @@ struct Defaults {
 };
 constexpr Defaults kLlamaServer = {0.8, 0.95, 40, 0.05};
 
+/// The object `headwater` of a request.
+void read_own(const Json& object, CompletionRequest& request) {
+  constexpr std::array kKeys = {"dense", "dense_tail", "rule", "memory", "cache"};
+  for (const auto& [key, value] : object.items()) {
+    if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
+    refuse("headwater",
+           fmt::format("headwater.{} is not known; allowed: {}", one_line(key, 80), fmt::join(kKeys, ", ")));
+  }
+  const Fields fields(object, "headwater.");
+  request.rule.dense = fields.boolean("dense", false);
+  request.rule.memory = fields.integer("memory", 1, kMostCount);
+  if (const std::optional<std::string> name = fields.text("rule")) {
+    const std::map<std::string, Select> rules = {
+        {"h2o", Select::h2o}, {"blocks", Select::blocks}, {"sketches", Select::sketches}};
+    const auto found = rules.find(*name);
+    if (found == rules.end()) fields.bad("rule", object["rule"], "h2o, blocks, sketches");
+    request.rule.select = found->second;
+  }
+  request.dense_tail = fields.integer("dense_tail", 0, kMostCount);
+  request.use_cache = fields.boolean("cache", request.use_cache);
+}
+
 /// What all forms have in common.
 CompletionRequest read_common(const Fields& fields, const ServedModel& model,
                               const Defaults& otherwise = {}) {
@@ -184,16 +207,7 @@ CompletionRequest read_common(const Fields& fields, const ServedModel& model,
   request.use_cache = fields.boolean("cache_prompt", true);
   if (const Json* const own = fields.find("headwater")) {
     if (!own->is_object()) fields.bad("headwater", *own, "an object");
-    for (const auto& [key, value] : own->items()) {
-      if (key != "dense" && key != "dense_tail" && key != "cache") {
-        refuse("headwater", fmt::format("headwater.{} is not known; allowed: dense, dense_tail, cache",
-                                        one_line(key, 80)));
-      }
-    }
-    const Fields ours(*own, "headwater.");
-    request.dense = ours.boolean("dense", false);
-    request.dense_tail = ours.integer("dense_tail", 0, kMostCount);
-    request.use_cache = ours.boolean("cache", request.use_cache);
+    read_own(*own, request);
   }
   return request;
 }

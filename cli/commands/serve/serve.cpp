@@ -58,7 +58,6 @@ runtime::PrefixCache::Options cache_options(const ServeFlags& flags, const Loade
   cache.directory = flags.cache_dir;
   cache.disk_bytes = flags.cache_disk * kMiB;
   cache.fingerprint = fingerprint(model, transformer.engine());
-  cache.whole_only = options.sparse && options.select == Select::h2o;
   return cache;
 }
 
