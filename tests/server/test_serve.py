@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -193,6 +194,43 @@ class Restart(unittest.TestCase):
             names = {p.name for p in pathlib.Path(folder).iterdir()} - {"lock"}
             self.assertEqual({n for n in names if not n.endswith((".rows", ".ids"))}, set())
             self.assertEqual({n[:16] for n in names if n.endswith(".rows")}, {n[:16] for n in names if n.endswith(".ids")})
+
+
+class ManyConnections(unittest.TestCase):
+    def test_a_thousand_are_served_where_the_shell_allows_fewer_files(self):
+        """Half of them say nothing, or stop inside a header; the others are answered, each by its own."""
+        os_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, os_limit[1]), os_limit[1]))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, os_limit)
+        with Server("--connections", "1000", "--timeout", "60", before=("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")) as server:
+            def connect():
+                one = socket.create_connection((server.host, server.port))
+                one.settimeout(TIMEOUT)
+                return one
+            silent = [connect() for _ in range(500)]
+            for number, one in enumerate(silent):
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"[:number % 75])
+            asking = [connect() for _ in range(499)]
+            for number, one in enumerate(asking):
+                body = json.dumps({"content": "x" * number}).encode()
+                one.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            counts = []
+            for one in asking:
+                answer = b"".join(iter(lambda one=one: one.recv(65536), b""))
+                self.assertIn(b" 200 OK", answer[:20])
+                counts.append(len(json.loads(answer.split(b"\r\n\r\n", 1)[1])["tokens"]))
+                one.close()
+            self.assertEqual(counts, sorted(counts))
+            self.assertGreater(len(set(counts)), 50)
+            self.assertEqual(server.ask("/health")[0], 200)
+            for one in silent:
+                one.close()
+
+    def test_more_than_the_system_allows_are_refused(self):
+        done = subprocess.run(["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", PROGRAM, "serve", "-m", MODEL, "--port", "0", "--connections", "200"],
+                              capture_output=True, text=True, timeout=TIMEOUT)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--connections: 200 are not allowed where a process may open 256 files; use at most 128", done.stderr)
 
 
 class Limits(Served):

@@ -4,6 +4,7 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -80,6 +81,21 @@ MHD_Result queue(MHD_Connection* connection, Exchange& exchange, HttpAnswer answ
   const MHD_Result result = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
   MHD_destroy_response(response);
   return result;
+}
+
+/// Every connection is an open file: lets this process open as many. Failure where the system does not.
+void allow_files(unsigned connections) {
+  constexpr rlim_t kOwn = 128;  // the model, the cache, libraries
+  const rlim_t needed = connections + kOwn;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  if (limit.rlim_cur == needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  const rlim_t fit = limit.rlim_max > kOwn ? limit.rlim_max - kOwn : 0;
+  throw Failure(fmt::format(
+      "--connections: {} are not allowed where a process may open {} files; use at most {}, or raise "
+      "ulimit -n",
+      connections, limit.rlim_max, fit));
 }
 
 /// A socket that listens. Failure, with the reason.
@@ -191,6 +207,7 @@ struct HttpServer::State {
 HttpServer::HttpServer(HttpOptions options, Handler handler,
                        std::function<HttpAnswer(int status, std::string what)> refusal)
     : state_(std::make_unique<State>()) {
+  allow_files(options.connections);
   const int listening = listen_at(options);
   state_->options = std::move(options);
   state_->handler = std::move(handler);
