@@ -145,8 +145,10 @@ Snapshot snapshot(const Session& session, std::int64_t layer) {
   const std::int64_t heads = session.shape().n_head;
   const std::int64_t tokens = session.tokens();
   const ScoreView scores = session.scores(layer);
-  if (scores.type != session.options().score_type || scores.data == nullptr ||
-      scores.head_stride != session.shape().capacity) {
+  // Where no scores are formed, all heads may share a row of zeros.
+  const bool formed = session.options().sparse && session.options().select == Select::h2o;
+  const bool stride = scores.head_stride == session.shape().capacity || (!formed && scores.head_stride == 0);
+  if (scores.type != session.options().score_type || scores.data == nullptr || !stride) {
     violated(fmt::format("layer {}: score view: type {} head_stride {}, capacity {}", layer,
                          static_cast<int>(scores.type), scores.head_stride, session.shape().capacity));
   }

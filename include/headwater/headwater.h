@@ -501,7 +501,7 @@ HEADWATER_API headwater_status headwater_session_chunk(const headwater_session* 
  * headwater_abort() and headwater_truncate() it must be asked for anew. */
 typedef struct headwater_score_view {
   const void* data;
-  int64_t head_stride; /* entries */
+  int64_t head_stride; /* entries; may be 0 where all scores are zero, as with any other rule than H2O */
   int32_t type;        /* HEADWATER_SCORE_BF16 or HEADWATER_SCORE_F32 */
   int32_t reserved;
 } headwater_score_view;

@@ -150,8 +150,9 @@ using Observer = std::function<void(const ChunkRecord&)>;
 /// Asked by attend() whether to stop: true ends it with `interrupted`, an exception with that exception (INTR-1).
 using Interrupt = std::function<bool()>;
 
-/// Scores of one layer, head-major: the score of position p and query head h is entry h * head_stride + p
-/// (head_stride = capacity), BF16 bit patterns (uint16) or floats by `type`. Old after abort() or truncate(): ask anew.
+/// Scores of one layer, head-major: the score of position p and query head h is entry h * head_stride + p, BF16 bit patterns
+/// (uint16) or floats by `type`. head_stride = capacity, or 0 where all scores are zero because the session forms none. Old
+/// after abort() or truncate(): ask anew.
 struct ScoreView {
   ScoreType type = ScoreType::bf16;
   const void* data = nullptr;

@@ -16,6 +16,12 @@ ScoreStore::ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t cap
       type_(type),
       scores_(checked_product(layers, heads), checked_product(capacity, element_bytes()), 0) {}
 
+ScoreStore ScoreStore::zeros(std::int64_t capacity, ScoreType type) {
+  ScoreStore store(1, 1, capacity, type);
+  store.shared_ = true;
+  return store;
+}
+
 void ScoreStore::copy(const ScoreStore& from, std::int64_t tokens) {
   if (tokens == 0) return;
   if (HEADWATER_SABOTAGE("core.scores.forked_beyond_4096")) tokens = std::min<std::int64_t>(tokens, 4096);
@@ -30,7 +36,8 @@ void ScoreStore::copy(const ScoreStore& from, std::int64_t tokens) {
 }
 
 void ScoreStore::make_room(std::int64_t layer, std::int64_t begin, std::int64_t end) {
-  scores_.make_room(layer * heads_, (layer + 1) * heads_, begin * element_bytes(), end * element_bytes());
+  const std::int64_t first = shared_ ? 0 : layer * heads_;
+  scores_.make_room(first, first + rows(), begin * element_bytes(), end * element_bytes());
 }
 
 void ScoreStore::clear(std::int64_t layer, std::int64_t head, std::int64_t begin, std::int64_t end) {
@@ -129,7 +136,7 @@ float ScoreStore::read(std::int64_t layer, std::int64_t head, std::int64_t posit
 
 ScoreView ScoreStore::view(std::int64_t layer) const {
   const std::int64_t first = index(layer, 0, 0);
-  return {type_, scores_.data() + first * element_bytes(), capacity_};
+  return {type_, scores_.data() + first * element_bytes(), shared_ ? 0 : capacity_};
 }
 
 }  // namespace headwater::core

@@ -10,11 +10,14 @@
 namespace headwater::core {
 
 /// Heavy-hitter scores of all layers: score[layer][head * capacity + position] (SCORE-1), BF16 or F32.
-/// Only positions that were initialised hold a value.
+/// Only positions that were initialised hold a value. Where a session forms none, they stay zero, and one row of zeros
+/// stands for all heads of all layers.
 class ScoreStore {
  public:
   ScoreStore() = default;
   ScoreStore(std::int64_t layers, std::int64_t heads, std::int64_t capacity, ScoreType type);
+  /// Of a session that forms no scores.
+  static ScoreStore zeros(std::int64_t capacity, ScoreType type);
 
   /// Those of the first `tokens` positions of a store of the same sizes.
   void copy(const ScoreStore& from, std::int64_t tokens);
@@ -42,6 +45,8 @@ class ScoreStore {
   /// STATE-12: `score` of one layer, [heads][tokens]. Any bits are taken.
   void exchange(StateArchive& archive, std::int64_t layer, std::int64_t tokens);
 
+  /// Rows of a layer: its heads, or one.
+  [[nodiscard]] std::int64_t rows() const { return shared_ ? 1 : heads_; }
   [[nodiscard]] float read(std::int64_t layer, std::int64_t head, std::int64_t position) const;
   [[nodiscard]] ScoreView view(std::int64_t layer) const;
   [[nodiscard]] int key_bits() const { return type_ == ScoreType::bf16 ? 16 : 32; }
@@ -50,7 +55,7 @@ class ScoreStore {
 
  private:
   [[nodiscard]] std::int64_t index(std::int64_t layer, std::int64_t head, std::int64_t position) const {
-    return (layer * heads_ + head) * capacity_ + position;
+    return shared_ ? position : (layer * heads_ + head) * capacity_ + position;
   }
   /// Of the type that is stored.
   [[nodiscard]] std::uint16_t* bf16() { return reinterpret_cast<std::uint16_t*>(scores_.data()); }
@@ -63,6 +68,7 @@ class ScoreStore {
   std::int64_t heads_ = 0;
   std::int64_t capacity_ = 0;
   ScoreType type_ = ScoreType::bf16;
+  bool shared_ = false;  // one row for all
   RunBuffer scores_;
 };
 

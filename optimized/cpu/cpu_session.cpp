@@ -219,8 +219,8 @@ void CpuSession::exchange_state(StateArchive& archive) {
         data_.state->memory.exchange_entries(archive, layer, tokens());
       } else if (archive.loading()) {
         data_.state->scores.make_room(layer, 0, tokens());
-        for (std::int64_t head = 0; head < shape().n_head; ++head) {
-          data_.state->scores.clear(layer, head, 0, tokens());
+        for (std::int64_t row = 0; row < data_.state->scores.rows(); ++row) {
+          data_.state->scores.clear(layer, row, 0, tokens());
         }
       }
       const bool summaries = !data_.summaries.empty() && !options().dense_layer(layer);
@@ -344,7 +344,7 @@ void CpuSession::decode_group(std::span<const SequenceCall* const> calls) {
 
 std::int64_t CpuSession::store_tasks() const {
   const std::int64_t rows = data_.kv.owner() == KvOwner::session ? step_tokens() : 0;  // ROWS-1
-  return rows + shape().n_head;
+  return rows + data_.state->scores.rows();
 }
 
 void CpuSession::store_rows(Workers& workers, std::span<const SequenceCall* const> calls) {
@@ -360,7 +360,7 @@ void CpuSession::store_task(const SequenceCall& call, std::int64_t index) {
   core::KvStore& kv = data_.kv;
   const std::int64_t layer = call.layer;
   const std::int64_t base = plan().front().begin;
-  const std::int64_t stored = store_tasks() - shape().n_head;
+  const std::int64_t stored = store_tasks() - data_.state->scores.rows();
   if (index >= stored) {
     data_.state->scores.clear(layer, index - stored, base, base + step_tokens());
     return;

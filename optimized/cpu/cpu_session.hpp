@@ -82,7 +82,7 @@ class CpuSession final : public core::SessionBase {
   void open_call(const SequenceCall& call);
   /// Stores K and V of the steps of these calls, which are open, each of another session.
   static void store_rows(Workers& workers, std::span<const SequenceCall* const> calls);
-  /// A part of that: rows of tokens, then heads, whose scores are cleared.
+  /// A part of that: rows of tokens, then rows of scores, which are cleared.
   [[nodiscard]] std::int64_t store_tasks() const;
   void store_task(const SequenceCall& call, std::int64_t index);
   [[nodiscard]] Arithmetic& arithmetic_of(const SequenceCall& call);

@@ -21,9 +21,12 @@ Shape widest_of(Shape shape, const EffectiveOptions& options) {
 
 }  // namespace
 
-ScoreState::ScoreState(const Shape& shape, const EffectiveOptions& options)
-    : scores(shape.n_layer, shape.n_head, shape.capacity, options.score_type) {
-  if (!options.sparse || options.select != Select::h2o) return;
+ScoreState::ScoreState(const Shape& shape, const EffectiveOptions& options) {
+  if (!options.sparse || options.select != Select::h2o) {
+    scores = core::ScoreStore::zeros(shape.capacity, options.score_type);
+    return;
+  }
+  scores = core::ScoreStore(shape.n_layer, shape.n_head, shape.capacity, options.score_type);
   memory = core::MemorySets(shape.n_layer, shape.n_head, options.local, options.heavy, shape.capacity,
                             options.pinned);
   undo.emplace(memory, scores, shape.n_layer, shape.capacity, options.checkpoints);

@@ -28,7 +28,7 @@ inline std::int64_t padded(std::int64_t n, std::int64_t multiple) {
 
 inline std::int64_t length(const Chunk& chunk) { return chunk.end - chunk.begin; }
 
-/// What chunks leave behind beside the rows. Rule h2o; else there are but scores, which are zero.
+/// What chunks leave behind beside the rows, with rule h2o; else scores are zero and the rest is empty.
 struct ScoreState {
   /// Takes all memory (std::bad_alloc).
   ScoreState(const Shape& shape, const EffectiveOptions& options);

@@ -281,5 +281,21 @@ TEST(Scores, SCORE_2_and_3_RoundOncePerChunk) {
   }
 }
 
+// A session that forms no scores holds one row of zeros, whatever its layers and heads.
+TEST(Scores, SEL_9_NoneAreARowOfZeros) {
+  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
+    ScoreStore scores = ScoreStore::zeros(5000, type);
+    EXPECT_EQ(scores.bytes(), 5000 * scores.element_bytes());
+    EXPECT_EQ(scores.rows(), 1);
+    scores.make_room(3, 0, 4999);
+    scores.clear(3, 0, 0, 4999);
+    EXPECT_EQ(scores.view(7).head_stride, 0);
+    EXPECT_EQ(scores.view(7).data, scores.view(0).data);
+    ScoreStore other = ScoreStore::zeros(5000, type);
+    other.copy(scores, 4999);
+    for (const std::int64_t position : {0, 4097, 4998}) EXPECT_EQ(other.read(2, 3, position), 0.0f);
+  }
+}
+
 }  // namespace
 }  // namespace headwater::core
