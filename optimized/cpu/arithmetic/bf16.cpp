@@ -35,8 +35,8 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
                       core::checked_product(kBlockRows, data.summary_width()))),
       keys(copies ? core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded) : 0),
       key_rows(data.sets_of_query_blocks() ? data.set_width() : 0),
-      border(
-          core::checked_product(padded(std::min(kBf16SegmentKeys, data.shape.capacity), kKeyTile), d_padded)),
+      tiles(kBf16SegmentKeys / kKeyTile),
+      border(core::checked_product(kBorders * kKeyTile, d_padded)),
       values(core::checked_product(key_tiles(data.set_width()), kKeyTile, dv_padded)),
       lanes(core::checked_product(kBlockRows,
                                   data.summary_width() > 0 ? std::max(data.summary_width(), d_padded) : 0)),
@@ -46,8 +46,8 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       softmax(kGroupRows / kBlockRows) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
-  return packed.bytes() + keys.bytes() + key_rows.bytes() + border.bytes() + values.bytes() + lanes.bytes() +
-         weights.bytes() + transposed.bytes() + out.bytes() + softmax.bytes();
+  return packed.bytes() + keys.bytes() + key_rows.bytes() + tiles.bytes() + border.bytes() + values.bytes() +
+         lanes.bytes() + weights.bytes() + transposed.bytes() + out.bytes() + softmax.bytes();
 }
 
 Bf16Arithmetic::Bf16Arithmetic(const SessionData& data, const Bf16Table& kernels, Arithmetic& floats)
@@ -131,11 +131,24 @@ Bf16Arithmetic::KeyRows Bf16Arithmetic::packed_rows(std::int64_t layer, std::int
   if (data_.kv.keys_together(layer, first, n) == n)
     return {elements(data_.kv.key(layer, head_kv, first)), d_padded_, values};
   HEADWATER_MARK("cpu.bf16.keys_across_a_border");
-  data_.kv.for_keys(layer, head_kv, first, n, [&](const void* keys, std::int64_t at_key, std::int64_t some) {
-    std::memcpy(scratch.border.data() + at_key * d_padded_, keys,
-                static_cast<std::size_t>(some * d_padded_) * sizeof(std::uint16_t));
-  });
-  return {scratch.border.data(), d_padded_, values};
+  std::uint16_t* copied = scratch.border.data();
+  for (std::int64_t tile = 0; tile < key_tiles(n); ++tile) {
+    const std::int64_t begin = first + tile * kKeyTile;
+    const std::int64_t keys = std::min(kKeyTile, first + n - begin);
+    scratch.tiles.data()[tile] = elements(data_.kv.key(layer, head_kv, begin));
+    if (data_.kv.keys_together(layer, begin, keys) == keys) continue;
+    HEADWATER_MARK("cpu.bf16.tile_across_a_border");
+    data_.kv.for_keys(layer, head_kv, begin, keys,
+                      [&](const void* from, std::int64_t at_key, std::int64_t some) {
+                        std::memcpy(copied + at_key * d_padded_, from,
+                                    static_cast<std::size_t>(some * d_padded_) * sizeof(std::uint16_t));
+                      });
+    scratch.tiles.data()[tile] = copied;
+    copied += kKeyTile * d_padded_;
+  }
+  KeyRows rows{nullptr, d_padded_, values};
+  rows.tiles = scratch.tiles.data();
+  return rows;
 }
 
 void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std::int32_t* positions,
@@ -170,6 +183,7 @@ void Bf16Arithmetic::gather(std::int64_t layer, std::int64_t head_kv, const std:
 Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, const KeyRows& rows) const {
   Bf16Segment segment;
   segment.keys = rows.keys;
+  segment.tiles = rows.tiles;
   segment.key_stride = rows.key_stride;
   segment.rows = rows.rows;
   segment.d = d_padded_;

@@ -3,7 +3,9 @@
 #include <vector>
 
 #include "core/buffer.hpp"
+#include "core/config.hpp"
 #include "cpu/arithmetic/arithmetic.hpp"
+#include "cpu/arithmetic/bf16_block.hpp"
 
 namespace headwater::cpu {
 
@@ -48,8 +50,11 @@ class Bf16Arithmetic final : public Arithmetic {
     const std::uint16_t* keys;
     std::int64_t key_stride;
     const std::uint16_t* values;
-    const std::uint16_t* const* rows = nullptr;  ///< Bf16Segment::rows
+    const std::uint16_t* const* rows = nullptr;   ///< Bf16Segment::rows
+    const std::uint16_t* const* tiles = nullptr;  ///< Bf16Segment::tiles
   };
+  /// Most borders of pages in a segment.
+  static constexpr std::int64_t kBorders = kBf16SegmentKeys / core::kPageMultiple + 1;
   /// Working memory of one thread.
   struct Scratch {
     Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded, bool copies);
@@ -58,9 +63,11 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<std::uint16_t> packed;           ///< [kGroupRows][d padded] packed query rows, or lanes
     core::Buffer<std::uint16_t> keys;             ///< [memory, whole tiles][d padded]
     core::Buffer<const std::uint16_t*> key_rows;  ///< [memory] those of a set where they are read in place
-    core::Buffer<std::uint16_t> border;  ///< [kBf16SegmentKeys][d] keys of a segment that do not lie together
-    core::Buffer<std::uint16_t> values;  ///< [memory tiles][dv padded][kKeyTile]
-    core::Buffer<std::uint16_t> lanes;   ///< [kBlockRows][d padded or summary] lanes, or padded rows
+    core::Buffer<const std::uint16_t*>
+        tiles;                            ///< [kBf16SegmentKeys / kKeyTile] of a segment in several pages
+    core::Buffer<std::uint16_t> border;   ///< [kBorders][kKeyTile][d padded] its tiles that lie in two pages
+    core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
+    core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][d padded or summary] lanes, or padded rows
     core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
     core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
     core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs

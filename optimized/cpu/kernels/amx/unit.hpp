@@ -32,7 +32,7 @@ struct TileUnit {
   /// Rows of logits after the last key come from rows after it, which are readable (Bf16Segment::keys).
   template <int Halves>
   static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t, float* logits) {
-    const std::uint16_t* keys = segment.keys + first * segment.key_stride;
+    const std::uint16_t* keys = segment.key_tile(first);
     const std::int64_t stride = segment.key_stride * 2;
     Tiles::template zero<0>();
     Tiles::template zero<1>();

@@ -147,10 +147,11 @@ struct DotProductUnit {
       dot_rows<Halves>(segment, first, n, logits);
       return;
     }
-    const std::uint16_t* keys = segment.keys + first * segment.key_stride;
+    const std::uint16_t* keys = segment.key_tile(first);
     // Tiles are computed from the last.
-    const std::uint16_t* next =
-        first == 0 && segment.next ? segment.next : keys - kKeyTile * segment.key_stride;
+    const std::uint16_t* next = first > 0      ? segment.key_tile(first - kKeyTile)
+                                : segment.next ? segment.next
+                                               : keys - kKeyTile * segment.key_stride;
     const auto run = [&](auto tile, std::int64_t from) {
       tile(segment.queries, segment.d, keys + from * segment.key_stride, segment.key_stride,
            next + from * segment.key_stride, logits + from * kBlockRows);

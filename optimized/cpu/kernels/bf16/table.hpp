@@ -25,6 +25,8 @@ struct Bf16Segment {
   const std::uint16_t* keys =
       nullptr;  ///< [n_keys][d], rows `key_stride` elements apart, and readable up to a
                 ///< whole tile
+  const std::uint16_t* const* tiles =
+      nullptr;  ///< not null: where each kKeyTile of the keys begin, in place of `keys`
   const std::uint16_t* next =
       nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
@@ -37,6 +39,11 @@ struct Bf16Segment {
   BlockPositions positions;          ///< MASK-1 holds where no keys are gathered
   PrefetchRows* prefetch = nullptr;  ///< a row of each of n_prefetch is prefetched with every tile
   std::int64_t n_prefetch = 0;
+
+  /// Key `first`, a multiple of kKeyTile.
+  [[nodiscard]] const std::uint16_t* key_tile(std::int64_t first) const {
+    return tiles ? tiles[first / kKeyTile] : keys + first * key_stride;
+  }
 };
 
 /// Softmax of a block with one offset per row for all its keys.
