@@ -151,8 +151,7 @@ static void test_model_options(void) {
     CHECK(none == NULL);
   }
   yarn.rope_scaling = HEADWATER_ROPE_SCALING_FILE, yarn.yarn_beta_fast = 4;
-  REFUSED(headwater_model_open_with(kModel, &yarn, &none),
-          "yarn_beta_fast is 4, and the scaling is linear");
+  REFUSED(headwater_model_open_with(kModel, &yarn, &none), "yarn_beta_fast is 4, and the scaling is linear");
 }
 
 static int multiplies_bf16(void) {
