@@ -19,6 +19,7 @@
 #include "headwater/headwater.hpp"
 #ifdef HEADWATER_HAS_RUNTIME
 #include "cli/support/model_facts.hpp"
+#include "cli/support/model_flags.hpp"
 #include "runtime/model/panel_product.hpp"
 #endif
 
@@ -134,17 +135,20 @@ ExitCode info_command(const std::vector<std::string>& arguments) {
            model);
   set.integer("-c,--ctx-size", "-c (--ctx-size)", 1, kMaxCount,
               "of -m: tokens of the conversation (the file's)", context);
+  std::vector<runtime::Replacement> rotation;
+  declare_rotation(set, rotation);
 #endif
   set.json(json);
   if (!set.parse(arguments)) return ExitCode::done;
 #ifdef HEADWATER_HAS_RUNTIME
   if (!model.empty()) {
-    const ModelFacts facts(model, context);
+    const ModelFacts facts(model, context, rotation);
     warn(facts.warnings());
     print_out(json ? json_line(facts.json()) : facts.text());
     return ExitCode::done;
   }
   if (context) throw Failure("-c (--ctx-size) is of a model; give -m FILE with it");
+  if (!rotation.empty()) throw Failure(rotation.front().source + " is of a model; give -m FILE with it");
 #endif
   const CpuFeatures cpu = read_cpu_features();
   print_out(json ? json_line(info_json(cpu)) : info_text(cpu));

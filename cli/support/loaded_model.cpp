@@ -26,7 +26,7 @@ double since(std::chrono::steady_clock::time_point start) {
 LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   (void)chosen_engine(flags.engine);  // an engine that is not here is said before a large file is read
   const auto start = std::chrono::steady_clock::now();
-  file_.emplace(flags.model);
+  file_.emplace(flags.model, flags.rotation);
   warnings_ = file_->tokenizer().warnings();
   check_dense_layers(flags.options, config().layers);
   if (pipeline::Pipeline* const others = ranks()) {
@@ -35,9 +35,10 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
     part_ = others->part();
   }
   packed_bytes_ = runtime::Model::packed_bytes(file_->file(), flags.precision, part_);
-  if (context() > config().context) {
-    warnings_.push_back(fmt::format("-c {} is more than the {} tokens that the model was made for", context(),
-                                    config().context));
+  if (context() > config().reach) {
+    warnings_.push_back(fmt::format("-c {} is more than the {} tokens that the model was {}", context(),
+                                    config().reach,
+                                    config().reach > config().context ? "stretched to" : "made for"));
   }
   load_seconds_ = since(start);
 }

@@ -13,10 +13,12 @@
 namespace headwater::cli {
 namespace {
 
-ModelFlags flags_for(const std::string& path, std::optional<std::int64_t> context) {
+ModelFlags flags_for(const std::string& path, std::optional<std::int64_t> context,
+                     const std::vector<runtime::Replacement>& rotation) {
   ModelFlags flags;
   flags.model = path;
   flags.context = context;
+  flags.rotation = rotation;
   flags.precision = runtime::automatic_precision();
   flags.cache_type =
       runtime::row_precision(flags.precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
@@ -42,8 +44,9 @@ std::string windows_text(const runtime::ModelConfig& config) {
                      fmt::join(windows, " or "));
 }
 
-ModelFacts::ModelFacts(const std::string& path, std::optional<std::int64_t> context)
-    : model_(flags_for(path, context)) {
+ModelFacts::ModelFacts(const std::string& path, std::optional<std::int64_t> context,
+                       const std::vector<runtime::Replacement>& rotation)
+    : model_(flags_for(path, context, rotation)) {
   runtime::Model::check(model_.file());
   memory_ = model_memory(model_.flags(), model_.config(), static_cast<double>(model_.weight_bytes()),
                          model_.context());

@@ -12,10 +12,11 @@
 namespace headwater::cli {
 
 /// What a model file is, for `headwater info -m`. Refuses what loading it refuses, but for values of weights, which are not
-/// read. `context`: tokens of a conversation; none: the file's.
+/// read. `context`: tokens of a conversation; none: the file's. `rotation`: as open_model_file() takes it.
 class ModelFacts {
  public:
-  ModelFacts(const std::string& path, std::optional<std::int64_t> context);
+  ModelFacts(const std::string& path, std::optional<std::int64_t> context,
+             const std::vector<runtime::Replacement>& rotation);
 
   [[nodiscard]] nlohmann::ordered_json json() const;
   [[nodiscard]] std::string text() const;

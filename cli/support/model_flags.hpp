@@ -8,6 +8,7 @@
 #include "cli/support/flag_set.hpp"
 #include "cli/support/ranks.hpp"
 #include "headwater/options.hpp"
+#include "runtime/gguf/metadata.hpp"
 #include "runtime/model/panel_product.hpp"
 
 namespace headwater::cli {
@@ -19,9 +20,10 @@ struct ModelFlags {
   Options options;                ///< batch, chunk, memory set, threads
   DType cache_type = DType::f16;  ///< of the stored keys and values
   runtime::Precision precision =
-      runtime::Precision::f32;          ///< of projections; --projections auto is the processor's
-  std::optional<std::int64_t> context;  ///< -c unless it is 0; else the file's
-  RankFlags ranks;                      ///< of commands that can run on several
+      runtime::Precision::f32;                 ///< of projections; --projections auto is the processor's
+  std::optional<std::int64_t> context;         ///< -c unless it is 0; else the file's
+  std::vector<runtime::Replacement> rotation;  ///< --rope-..., --yarn-...: for open_model_file()
+  RankFlags ranks;                             ///< of commands that can run on several
 
   /// Declares them all. Without `model_required` an absent -m leaves `model` empty. The object must stay where it is until
   /// the set has parsed.
@@ -36,6 +38,10 @@ struct ModelFlags {
  private:
   std::optional<DType> named_cache_type_;  ///< --cache-type; auto is none
 };
+
+/// The flags that stand in place of what a file says of its rotary embedding, as llama.cpp spells them; `to` as
+/// open_model_file() takes it. It must stay where it is until the set has parsed.
+void declare_rotation(FlagSet& set, std::vector<runtime::Replacement>& to);
 
 /// Whether the arguments after a command's name name a model (-m).
 [[nodiscard]] bool asks_for_model(const std::vector<std::string>& arguments);

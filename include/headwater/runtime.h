@@ -50,6 +50,40 @@ enum {
 HEADWATER_API headwater_status headwater_model_open(const char* path, int32_t projections,
                                                     headwater_model** model);
 
+/* Of the rotary embedding. */
+enum {
+  HEADWATER_ROPE_SCALING_FILE = 0, /* as the file says; linear where it says none and rope_scale is set */
+  HEADWATER_ROPE_SCALING_NONE = 1,
+  HEADWATER_ROPE_SCALING_LINEAR = 2,
+  HEADWATER_ROPE_SCALING_YARN = 3
+};
+
+/* What stands in place of the file's metadata, and projections. 0 (default) leaves what the file says. Always fill it with
+ * headwater_model_options_init() first. */
+typedef struct headwater_model_options {
+  size_t struct_size;      /* of the caller, set by headwater_model_options_init() */
+  int32_t projections;     /* HEADWATER_PROJECTIONS_AUTO (default), _F32, _BF16 or _INT8 */
+  int32_t rope_scaling;    /* HEADWATER_ROPE_SCALING_FILE (default), _NONE, _LINEAR or _YARN */
+  double rope_scale;       /* the context is stretched to so many times as many tokens; at least 1 */
+  double rope_freq_base;   /* at least 1 */
+  double yarn_attn_factor; /* YaRN: its magnitude 1 + 0.1 ln(rope_scale) is multiplied by it; above 0 */
+  double yarn_beta_fast;   /* YaRN: pairs that turn more often in the original context stay; above 0 */
+  double yarn_beta_slow;   /* YaRN: pairs that turn less often are interpolated; above 0 */
+  int64_t yarn_orig_ctx;   /* YaRN: tokens that the model was trained on; at least 1 */
+} headwater_model_options;
+
+/* As headwater_options_init(). */
+HEADWATER_API headwater_status headwater_model_options_init(headwater_model_options* options,
+                                                            size_t struct_size);
+
+/* headwater_model_open() with options; NULL means the defaults. `context` of the model stays the file's: a conversation's
+ * capacity may be more. Errors: those of headwater_model_open(); invalid_argument (the field, its value and what is allowed:
+ * one of YaRN where the scaling is another, a scale without a scaling, a scaling without a scale, a scaling of a model with
+ * LongRoPE). */
+HEADWATER_API headwater_status headwater_model_open_with(const char* path,
+                                                         const headwater_model_options* options,
+                                                         headwater_model** model);
+
 /* NULL is allowed. What was opened over the model stays usable. */
 HEADWATER_API void headwater_model_close(headwater_model* model);
 

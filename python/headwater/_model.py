@@ -53,8 +53,10 @@ class Model(_native.Owner):
 
     path: the file (of a split one its first part). projections: "auto", "f32", "bf16" or "int8", the operands of products over
     many tokens. chat_template: how chats are written in place of the file's own template: "chatml", "llama3", or a template
-    in Jinja, its text. Metadata and tokenizer are read now, the weights for the first conversation; all conversations share them.
-    Threads may use a model at once. What is strange in a file and read all the same is a warning.
+    in Jinja, its text. rope_scaling ("none", "linear" or "yarn"), rope_scale, rope_freq_base, yarn_orig_ctx,
+    yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: of the rotary embedding, each in place of what the file says; they are the
+    program's flags of these names. `context` stays the file's; a conversation's capacity may be more. Metadata and tokenizer
+    are read now, the weights for the first conversation; all conversations share them. Threads may use a model at once. What is strange in a file and read all the same is a warning.
 
     name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
     integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32", "bf16" or "int8".
@@ -81,10 +83,25 @@ class Model(_native.Owner):
     _instead = "the same one in other threads and after os.fork(), or Model(path) anew"
 
     def __init__(self, path: str | os.PathLike[str], *, projections: Literal["auto", "f32", "bf16", "int8"] = "auto",
-                 chat_template: str | None = None) -> None:
-        code = _options.choice(projections, "projections", _runtime.PROJECTIONS)
+                 chat_template: str | None = None, rope_scaling: Literal["none", "linear", "yarn"] | None = None,
+                 rope_scale: float | None = None, rope_freq_base: float | None = None, yarn_orig_ctx: SupportsIndex | None = None,
+                 yarn_attn_factor: float | None = None, yarn_beta_fast: float | None = None,
+                 yarn_beta_slow: float | None = None) -> None:
+        own = _runtime.initialised(_runtime.ModelOptions, _library.headwater_model_options_init)
+        own.projections = _options.choice(projections, "projections", _runtime.PROJECTIONS)
+        if rope_scaling is not None:
+            own.rope_scaling = _options.choice(rope_scaling, "rope_scaling", _runtime.ROPE_SCALINGS)
+        numbers = {"rope_scale": rope_scale, "rope_freq_base": rope_freq_base, "yarn_attn_factor": yarn_attn_factor,
+                   "yarn_beta_fast": yarn_beta_fast, "yarn_beta_slow": yarn_beta_slow, "yarn_orig_ctx": yarn_orig_ctx}
+        for name, value in numbers.items():
+            if value is None:
+                continue
+            number = (_options.integer if name == "yarn_orig_ctx" else _options.number)(value, name)
+            if number == 0:  # by which the library means the file's
+                raise ValueError(f"{name} is {value!r}; allowed: a number above 0, or None: the file's")
+            setattr(own, name, number)
         self._handle = ctypes.c_void_p()
-        _check(_library.headwater_model_open(os.fsencode(path), code, _byref(self._handle)))
+        _check(_library.headwater_model_open_with(os.fsencode(path), _byref(own), _byref(self._handle)))
         if chat_template is not None:
             text = _options.text(chat_template, "chat_template")
             if not text:

@@ -11,6 +11,7 @@ _DOUBLE, _INT64S, _OUT = ctypes.c_double, ctypes.POINTER(_I64), ctypes.POINTER(_
 ABI_VERSION = 1
 PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2, "int8": 3}
 CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3}
+ROPE_SCALINGS = {"none": 1, "linear": 2, "yarn": 3}
 CONTROL, END = 1, 2
 AFTER_FIRST_CHUNK, ENDS_QUERY_BLOCK = 1, 2
 
@@ -18,6 +19,10 @@ Facts = _native._structure("Facts", [
     *((name, _I64) for name in ("layers", "width", "heads", "heads_kv", "d_head", "d_value", "feed_forward", "vocabulary",
                                 "tokens", "context", "bytes")),
     *((name, _I32) for name in ("bos", "eos", "adds_bos", "turn_end", "projections", "reserved"))])
+ModelOptions = _native._structure("ModelOptions", [
+    ("struct_size", _SIZE), ("projections", _I32), ("rope_scaling", _I32),
+    *((name, _DOUBLE) for name in ("rope_scale", "rope_freq_base", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
+    ("yarn_orig_ctx", _I64)])
 Message = _native._structure("Message", [
     ("role", _TEXT), ("text", _TEXT), ("text_bytes", _I64), ("question", _TEXT), ("question_bytes", _I64)])
 ConversationOptions = _native._structure("ConversationOptions", [
@@ -31,7 +36,8 @@ Comparison = _native._structure("Comparison", [
 
 # Those that return a status.
 _CALLS = {
-    "model_open": [_TEXT, _I32, _OUT],
+    "model_options_init": [ctypes.POINTER(ModelOptions), _SIZE],
+    "model_open_with": [_TEXT, ctypes.POINTER(ModelOptions), _OUT],
     "model_describe": [_POINTER, ctypes.POINTER(Facts), _SIZE],
     "tokenize": [_POINTER, _TEXT, _I64, _I32, _I32, _POINTER, _I64, _INT64S],
     "text_losses": [_POINTER, _TEXT, _I64, _INT64S, _INT64S],

@@ -66,10 +66,12 @@ namespace {
 constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
 // Sizes of HEADWATER_RUNTIME_ABI_VERSION 1: the least that any caller can know. Never change these numbers.
 constexpr std::size_t kFactsSize1 = 112;
+constexpr std::size_t kModelOptionsSize1 = 64;
 constexpr std::size_t kConversationOptionsSize1 = 48;
 constexpr std::size_t kSamplingSize1 = 48;
 constexpr std::size_t kMessageSize1 = 40;
 static_assert(sizeof(headwater_model_facts) >= kFactsSize1);
+static_assert(sizeof(headwater_model_options) >= kModelOptionsSize1);
 static_assert(sizeof(headwater_conversation_options) >= kConversationOptionsSize1);
 static_assert(sizeof(headwater_sampling) >= kSamplingSize1);
 static_assert(sizeof(headwater_chat_message) >= kMessageSize1);
@@ -185,6 +187,30 @@ runtime::Precision precision_of(std::int32_t projections) {
   return precision;
 }
 
+/// What is set, by its field's name.
+std::vector<runtime::Replacement> replacements_of(const headwater_model_options& options) {
+  constexpr const char* kKinds[] = {"", "none", "linear", "yarn"};
+  check_range(options.rope_scaling, 0, HEADWATER_ROPE_SCALING_YARN, "rope_scaling");
+  std::vector<runtime::Replacement> all;
+  if (options.rope_scaling != HEADWATER_ROPE_SCALING_FILE)
+    all.push_back({"rope.scaling.type", std::string(kKinds[options.rope_scaling]), "rope_scaling"});
+  struct Number {
+    const char* key;
+    double value;
+    const char* name;
+  };
+  for (const Number& number : {Number{"rope.scaling.factor", options.rope_scale, "rope_scale"},
+                               {"rope.freq_base", options.rope_freq_base, "rope_freq_base"},
+                               {"rope.scaling.attn_factor", options.yarn_attn_factor, "yarn_attn_factor"},
+                               {"rope.scaling.yarn_beta_fast", options.yarn_beta_fast, "yarn_beta_fast"},
+                               {"rope.scaling.yarn_beta_slow", options.yarn_beta_slow, "yarn_beta_slow"}}) {
+    if (number.value != 0) all.push_back({number.key, static_cast<float>(number.value), number.name});
+  }
+  if (options.yarn_orig_ctx != 0)
+    all.push_back({"rope.scaling.original_context_length", options.yarn_orig_ctx, "yarn_orig_ctx"});
+  return all;
+}
+
 /// Refuses what is the model's, and what would take rows away from the transformer.
 void check_attention(const headwater::Options& options) {
   const std::pair<const char*, bool> fields[] = {
@@ -290,10 +316,30 @@ int32_t headwater_runtime_abi_version(void) { return HEADWATER_RUNTIME_ABI_VERSI
 const char* headwater_runtime_last_error(void) { return last_error_text(); }
 
 headwater_status headwater_model_open(const char* path, int32_t projections, headwater_model** model) {
+  headwater_model_options options{};
+  options.struct_size = sizeof options;
+  options.projections = projections;
+  return headwater_model_open_with(path, &options, model);
+}
+
+headwater_status headwater_model_options_init(headwater_model_options* options, size_t struct_size) {
+  return guarded([&] {
+    headwater_model_options filled{};
+    filled.struct_size = struct_size;
+    write_struct(options, struct_size, kModelOptionsSize1, filled, "options");
+  });
+}
+
+headwater_status headwater_model_open_with(const char* path, const headwater_model_options* options,
+                                           headwater_model** model) {
   return guarded([&] {
     *needed(model, "model") = nullptr;
-    const runtime::Precision precision = precision_of(projections);
-    auto file = std::make_shared<runtime::ModelFile>(needed(path, "path"));
+    const headwater_model_options from =
+        options == nullptr ? headwater_model_options{}
+                           : struct_of<headwater_model_options>(options, options->struct_size,
+                                                                kModelOptionsSize1, "options");
+    const runtime::Precision precision = precision_of(from.projections);
+    auto file = std::make_shared<runtime::ModelFile>(needed(path, "path"), replacements_of(from));
     std::string name = file->config().name;
     std::string warnings;
     for (const std::string& line : file->tokenizer().warnings()) warnings += line + "\n";

@@ -4,8 +4,8 @@
 
 namespace headwater::runtime {
 
-ModelFile::ModelFile(const std::string& path)
-    : file_(std::make_shared<const GgufFile>(GgufFile::open(path))),
+ModelFile::ModelFile(const std::string& path, std::span<const Replacement> replacements)
+    : file_(std::make_shared<const GgufFile>(open_model_file(path, replacements))),
       config_(read_model_config(*file_)),
       tokenizer_(Tokenizer::from_gguf(*file_)) {
   if (tokenizer_->size() <= config_.vocabulary) return;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 
 #include "runtime/gguf/gguf.hpp"
@@ -16,9 +17,10 @@ namespace headwater::runtime {
 /// asked for. May be shared by threads.
 class ModelFile {
  public:
-  /// Errors: those of GgufFile::open(), read_model_config() and Tokenizer::from_gguf(); invalid_argument where the
+  /// Errors: those of open_model_file(), read_model_config() and Tokenizer::from_gguf(); invalid_argument where the
   /// vocabulary has tokens without an embedding.
-  explicit ModelFile(const std::string& path);
+  /// `replacements`: as open_model_file() takes them.
+  explicit ModelFile(const std::string& path, std::span<const Replacement> replacements = {});
 
   [[nodiscard]] const GgufFile& file() const { return *file_; }
   [[nodiscard]] const ModelConfig& config() const { return config_; }

@@ -114,7 +114,7 @@ std::uint64_t GgufFile::head_hash() const {
     }
     hash = fnv1a(head, hash);
   }
-  return hash;
+  return state_->part.metadata.hash_replaced(hash);
 }
 
 void GgufFile::refuse(const std::string& what) const { refuse_file(state_->path, what); }
@@ -163,6 +163,10 @@ std::vector<bool> GgufFile::booleans(std::string_view key) const {
 std::uint64_t GgufFile::array_length(std::string_view key) const {
   return state_->part.metadata.array_length(key);
 }
+
+void GgufFile::replace(const Replacement& with) { state_->part.metadata.replace(with); }
+bool GgufFile::replaced(std::string_view key) const { return state_->part.metadata.replaced(key); }
+std::string_view GgufFile::spoken(std::string_view key) const { return state_->part.metadata.spoken(key); }
 
 std::vector<std::string_view> GgufFile::keys() const {
   std::vector<std::string_view> keys;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/gguf/metadata.hpp"
 #include "runtime/gguf/tensor_type.hpp"
 
 namespace headwater::runtime {
@@ -53,7 +54,8 @@ class GgufFile {
   /// Bytes of all files together.
   [[nodiscard]] std::uint64_t file_bytes() const;
 
-  /// FNV-1a of the bytes before the tensors' data in all files that open() mapped: metadata and tensor tables.
+  /// FNV-1a of the bytes before the tensors' data in all files that open() mapped: metadata and tensor tables; and of what
+  /// was replaced.
   [[nodiscard]] std::uint64_t head_hash() const;
 
   // ---- metadata. A getter refuses a missing key (the _or form gives `fallback` instead), another type of value, and
@@ -81,7 +83,13 @@ class GgufFile {
   [[nodiscard]] std::vector<bool> booleans(std::string_view key) const;
   /// Elements of the array under `key`.
   [[nodiscard]] std::uint64_t array_length(std::string_view key) const;
-  /// All keys, in the file's order.
+  /// Puts a value in place of the file's: all getters give it, as if the file had been written so, and refusals of it name
+  /// its source.
+  void replace(const Replacement& with);
+  [[nodiscard]] bool replaced(std::string_view key) const;
+  /// What a message calls this key: the source of a value that was replaced, else the key.
+  [[nodiscard]] std::string_view spoken(std::string_view key) const;
+  /// All keys, in the file's order, then those that were added.
   [[nodiscard]] std::vector<std::string_view> keys() const;
 
   // ---- tensors

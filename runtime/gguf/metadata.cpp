@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "headwater/testing/sabotage.hpp"
+#include "runtime/support/fnv.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
@@ -119,8 +121,47 @@ const MetadataEntry* Metadata::find(std::string_view key) const {
   return found == by_key_.end() ? nullptr : &entries_[found->second];
 }
 
+void Metadata::replace(const Replacement& with) {
+  const auto place = replaced_.insert_or_assign(with.key, Replaced{{}, with.source}).first;
+  MetadataEntry entry;
+  entry.key = place->first;
+  std::string& bytes = place->second.bytes;
+  const auto store = [&](ValueType type, const auto& number) {
+    entry.type = type;
+    bytes.assign(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  if (const auto* const text = std::get_if<std::string>(&with.value)) {
+    store(ValueType::text, static_cast<std::uint64_t>(text->size()));
+    bytes += *text;
+  } else if (const auto* const number = std::get_if<float>(&with.value)) {
+    store(ValueType::f32, *number);
+  } else {
+    store(ValueType::i64, std::get<std::int64_t>(with.value));
+  }
+  entry.values = std::as_bytes(std::span(bytes));
+  const auto [found, is_new] = by_key_.emplace(entry.key, entries_.size());
+  if (is_new) {
+    entries_.push_back(entry);
+  } else {
+    entries_[found->second] = entry;
+  }
+}
+
+std::uint64_t Metadata::hash_replaced(std::uint64_t hash) const {
+  for (const auto& [key, with] : replaced_) {
+    hash = fnv1a(std::as_bytes(std::span(with.bytes)), fnv1a(std::as_bytes(std::span(key)), hash));
+  }
+  return hash;
+}
+
+std::string_view Metadata::spoken(std::string_view key) const {
+  const auto found = replaced_.find(key);
+  return found == replaced_.end() ? key : found->second.source;
+}
+
 void Metadata::refuse(std::string_view key, const std::string& problem) const {
-  refuse_file(file_, fmt::format("key {} {}", quoted(key), problem));
+  const std::string name = replaced(key) ? std::string(spoken(key)) : "key " + quoted(key);
+  refuse_file(file_, fmt::format("{} {}", name, problem));
 }
 
 void Metadata::refuse_type(const MetadataEntry& entry, std::string_view needed) const {

@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "runtime/gguf/reader.hpp"
@@ -38,6 +40,13 @@ struct MetadataEntry {
   std::span<const std::byte> values;  ///< all elements, as stored
 };
 
+/// A value in place of the file's, or beside what it has.
+struct Replacement {
+  std::string key;
+  std::variant<std::string, float, std::int64_t> value;  ///< becomes STRING, FLOAT32 or INT64
+  std::string source;  ///< what said so, a flag: refusals name it for the key
+};
+
 /// The key-value part of a file. Views into it: the file's bytes must outlive it. The getters are GgufFile's; see there.
 class Metadata {
  public:
@@ -47,6 +56,13 @@ class Metadata {
 
   [[nodiscard]] const MetadataEntry* find(std::string_view key) const;
   [[nodiscard]] const std::vector<MetadataEntry>& entries() const { return entries_; }
+
+  /// As if the file had been written so.
+  void replace(const Replacement& with);
+  /// FNV-1a, going on from `hash`, of what was replaced: keys and values.
+  [[nodiscard]] std::uint64_t hash_replaced(std::uint64_t hash) const;
+  [[nodiscard]] bool replaced(std::string_view key) const { return replaced_.contains(key); }
+  [[nodiscard]] std::string_view spoken(std::string_view key) const;
 
   [[nodiscard]] std::int64_t integer(std::string_view key, std::int64_t min, std::int64_t max) const;
   [[nodiscard]] double number(std::string_view key) const;
@@ -59,6 +75,10 @@ class Metadata {
   [[nodiscard]] std::uint64_t array_length(std::string_view key) const;
 
  private:
+  struct Replaced {
+    std::string bytes;  ///< of the value, as a file stores it
+    std::string source;
+  };
   [[nodiscard]] const MetadataEntry& need(std::string_view key, bool is_array) const;
   [[noreturn]] void refuse(std::string_view key, const std::string& problem) const;
   [[noreturn]] void refuse_type(const MetadataEntry& entry, std::string_view needed) const;
@@ -68,6 +88,7 @@ class Metadata {
   std::string file_;
   std::vector<MetadataEntry> entries_;
   std::unordered_map<std::string_view, std::size_t> by_key_;
+  std::map<std::string, Replaced, std::less<>> replaced_;  // entries look into it; it is never copied
 };
 
 }  // namespace headwater::runtime

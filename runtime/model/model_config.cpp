@@ -14,6 +14,14 @@ std::int64_t ModelConfig::windowed_layers() const {
   return std::ranges::count_if(layer_specs, [](const LayerSpec& layer) { return layer.window > 0; });
 }
 
+GgufFile open_model_file(const std::string& path, std::span<const Replacement> replacements) {
+  GgufFile file = GgufFile::open(path);
+  for (const Replacement& one : replacements) {
+    file.replace({Keys(file, file.text("general.architecture")).key(one.key), one.value, one.source});
+  }
+  return file;
+}
+
 ModelConfig read_model_config(const GgufFile& file) {
   const std::string_view name = file.text("general.architecture");
   const auto known = std::ranges::find(architectures(), name, &Architecture::name);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct ModelConfig {
   std::int64_t experts_used = 0;  ///< by a row
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< tokens that the model was made for
+  std::int64_t reach = 0;    ///< those that a scaling in place of the file's stretches it to, or `context`
   float norm_epsilon = 0;    ///< of RMSNorm
   RopeLayout rope_layout = RopeLayout::split_halves;
   std::vector<RopeFrequencies> rotations;  ///< at least one; all of as many pairs
@@ -68,6 +70,10 @@ struct ModelConfig {
   /// Layers whose tokens see a window alone.
   [[nodiscard]] std::int64_t windowed_layers() const;
 };
+
+/// Opens a model with values in place of the file's, whose keys lack the architecture: "rope.scaling.factor". Errors: those
+/// of GgufFile::open().
+[[nodiscard]] GgufFile open_model_file(const std::string& path, std::span<const Replacement> replacements);
 
 /// Reads the configuration of a model from the file's metadata. Error(invalid_argument) naming the key for an architecture
 /// that is not in architectures(), a missing or impossible value, and every feature that would change the results and that

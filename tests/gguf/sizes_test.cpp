@@ -136,6 +136,23 @@ TEST_F(GgufSizes, TheHashIsOfAllHeads) {
     (void)write_part(part, 1, "t", 0);
   }
   EXPECT_EQ(GgufFile::open(first).head_hash(), plain);
+
+  // What stands in place of the file's counts, and not who said it.
+  const auto replaced = [&](const Replacement& with) {
+    GgufFile file = GgufFile::open(first);
+    file.replace(with);
+    return file.head_hash();
+  };
+  const std::uint64_t four = replaced({"scale", 4.0F, "--scale"});
+  EXPECT_EQ(replaced({"scale", 4.0F, "--inverse"}), four);
+  for (const Replacement& other : {Replacement{"scale", 5.0F, "--scale"},
+                                   {"scalf", 4.0F, "--scale"},
+                                   {"scale", std::int64_t{4}, "--scale"},
+                                   {"scale", "4", "--scale"}}) {
+    EXPECT_NE(replaced(other), four);
+    EXPECT_NE(replaced(other), plain);
+  }
+  EXPECT_NE(four, plain);
 }
 
 // More elements than a byte counts, the least and the largest among them.

@@ -18,6 +18,7 @@
 #include "runtime/model/architecture/architecture.hpp"
 #include "runtime/support/mapped_file.hpp"
 #include "runtime/tokenizer/tokenizer.hpp"
+#include "tests/gguf/builder.hpp"
 #include "tests/model/support.hpp"
 
 namespace headwater::runtime::testing {
@@ -123,6 +124,118 @@ TEST_P(Architecture, GreedyGenerationSaysTheSame) {
     conversation.append(said.back());
   }
   EXPECT_EQ(said, wanted.generated);
+}
+
+/// Logits of all positions of the golden text.
+std::vector<float> logits_of(std::shared_ptr<const GgufFile> file, const Golden& text) {
+  const auto model = Model::load(std::move(file), {Precision::f32, 2});
+  const auto n = static_cast<std::int64_t>(text.ids.size());
+  Transformer transformer(model, options(n, DType::f32));
+  transformer.run(Step::prefill(n), text.ids);
+  std::vector<float> logits(text.ids.size() * static_cast<std::size_t>(model->config().vocabulary));
+  transformer.logits(0, n, logits);
+  return logits;
+}
+
+std::vector<std::byte> bytes_of(const std::string& path) {
+  const MappedFile file(path + ".gguf");
+  return {file.bytes().begin(), file.bytes().end()};
+}
+
+/// The file with these keys behind its head, by which its data move as far as they are aligned.
+std::vector<std::byte> with_keys(std::vector<std::byte> bytes, Builder added) {
+  constexpr std::size_t kHead = 24;  // magic, version, tensors, keys
+  constexpr std::size_t kAlignment = 32;
+  constexpr std::string_view kFiller = "general.filler";
+  const std::size_t size = added.metadata.size() + 8 + kFiller.size() + 4 + 8;
+  added.add_text(kFiller, std::string((kAlignment - size % kAlignment) % kAlignment, ' '));
+  std::uint64_t keys = 0;
+  std::memcpy(&keys, bytes.data() + kHead - sizeof keys, sizeof keys);
+  keys += added.entries;
+  std::memcpy(bytes.data() + kHead - sizeof keys, &keys, sizeof keys);
+  bytes.insert(bytes.begin() + kHead, added.metadata.bytes().begin(), added.metadata.bytes().end());
+  return bytes;
+}
+
+std::vector<float> logits_of(const std::vector<std::byte>& bytes, const Golden& text,
+                             const std::vector<Replacement>& replacements = {}) {
+  auto file = std::make_shared<GgufFile>(GgufFile::parse(bytes, "m.gguf"));
+  for (const Replacement& one : replacements) file->replace(one);
+  return logits_of(std::move(file), text);
+}
+
+// Of each fixture, whose logits are numpy's or transformers': with the keys of its scaling taken out of the file (renamed) and
+// their values given beside it, its logits are the same bits, and without them others. Finds: a value that does not reach
+// a layer; one that is read somewhere else than in the place of the file's.
+TEST(RotationInPlaceOfTheFiles, GivesTheLogitsOfTheFixture) {
+  const std::vector<std::pair<const char*, std::vector<Replacement>>> cases = {
+      {FIXTURES "/llama-linear", {{"llama.rope.scaling.factor", 4.0F, "a"}}},
+      {FIXTURES "/mistral-yarn",
+       {{"llama.rope.scaling.type", "yarn", "a"},
+        {"llama.rope.scaling.factor", 4.0F, "b"},
+        {"llama.rope.scaling.original_context_length", std::int64_t{64}, "c"}}},
+      {FIXTURES "/qwen2-yarn",
+       {{"qwen2.rope.scaling.type", "yarn", "a"},
+        {"qwen2.rope.scaling.factor", 2.0F, "b"},
+        {"qwen2.rope.scaling.original_context_length", std::int64_t{32}, "c"}}},
+      {FIXTURES "/yarn-magnitude",
+       {{"llama.rope.scaling.type", "yarn", "a"},
+        {"llama.rope.scaling.factor", 4.0F, "b"},
+        {"llama.rope.scaling.original_context_length", std::int64_t{64}, "c"},
+        {"llama.rope.scaling.attn_factor", 0.75F, "d"}}},
+      {ARCHITECTURES "/gemma3-linear", {{"gemma3.rope.scaling.factor", 8.0F, "a"}}},
+      {ARCHITECTURES "/gpt-oss",
+       {{"gpt-oss.rope.scaling.type", "yarn", "a"},
+        {"gpt-oss.rope.scaling.factor", 8.0F, "b"},
+        {"gpt-oss.rope.scaling.original_context_length", std::int64_t{64}, "c"},
+        {"gpt-oss.rope.scaling.yarn_beta_fast", 4.0F, "d"}}}};
+  for (const auto& [path, replacements] : cases) {
+    SCOPED_TRACE(path);
+    const Golden text = golden(path);
+    const std::vector<std::byte> whole = bytes_of(path);
+    std::vector<std::byte> stripped = whole;
+    const std::string_view scaling = ".rope.scaling.";
+    const auto same = [](char c, std::byte b) { return static_cast<std::byte>(c) == b; };
+    int keys = 0;
+    for (auto at = stripped.begin();; ++keys) {
+      at = std::search(at, stripped.end(), scaling.begin(), scaling.end(),
+                       [&](std::byte b, char c) { return same(c, b); });
+      if (at == stripped.end()) break;
+      at[1] = static_cast<std::byte>('x');
+    }
+    EXPECT_GE(keys, 2);
+    const std::vector<float> wanted = logits_of(whole, text);
+    EXPECT_EQ(logits_of(stripped, text, replacements), wanted);
+    EXPECT_NE(logits_of(stripped, text), wanted);
+  }
+}
+
+// A model without a scaling, with each kind of it given beside the file and written into it.
+TEST(RotationInPlaceOfTheFiles, IsThatOfAFileWithTheKeys) {
+  const Golden text = golden(FIXTURES "/qwen3-plain");
+  const std::vector<std::byte> plain = bytes_of(FIXTURES "/qwen3-plain");
+  const std::string scaling = "qwen3.rope.scaling.";
+  const std::vector<float> unscaled = logits_of(plain, text);
+  for (const std::string kind : {"none", "linear", "yarn", "yarn in full"}) {
+    SCOPED_TRACE(kind);
+    Builder keys;
+    std::vector<Replacement> given;
+    const auto number = [&](const char* name, float value) {
+      keys.add(scaling + name, kF32, value);
+      given.push_back({scaling + name, value, name});
+    };
+    keys.add_text(scaling + "type", kind.substr(0, kind.find(' ')));
+    given.push_back({scaling + "type", kind.substr(0, kind.find(' ')), "type"});
+    if (kind != "none") number("factor", 3.7F);
+    if (kind == "yarn in full") {
+      number("attn_factor", 1.1F), number("yarn_beta_fast", 7.3F), number("yarn_beta_slow", 0.6F);
+      keys.add(scaling + "original_context_length", kU32, 40U);
+      given.push_back({scaling + "original_context_length", std::int64_t{40}, "original"});
+    }
+    const std::vector<float> wanted = logits_of(with_keys(plain, keys), text);
+    EXPECT_EQ(logits_of(plain, text, given), wanted);
+    EXPECT_EQ(wanted == unscaled, kind == "none");
+  }
 }
 
 std::string test_name(const ::testing::TestParamInfo<const char*>& one) {

@@ -12,8 +12,10 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <map>
 #include <numbers>
 #include <optional>
+#include <variant>
 
 #include "runtime/model/model.hpp"
 #include "tests/gguf/builder.hpp"
@@ -652,6 +654,233 @@ TEST(ModelConfig, DivisorsAndAScalingTogether) {
                                                             : yarn[i];
       EXPECT_NEAR(got[i], scaled / static_cast<double>(i + 1), 1e-12 * got[i]) << type << ", pair " << i;
     }
+  }
+}
+
+/// Values of a rotation by their keys without the architecture.
+using Rotation = std::map<std::string, std::variant<std::string, float, std::int64_t>>;
+
+void write_rotation(Builder& b, const std::string& architecture, const Rotation& values) {
+  for (const auto& [name, value] : values) {
+    const std::string key = architecture + "." + name;
+    if (const auto* const text = std::get_if<std::string>(&value)) {
+      b.add_text(key, *text);
+    } else if (const auto* const number = std::get_if<float>(&value)) {
+      b.add(key, kF32, *number);
+    } else {
+      b.add(key, kU32, static_cast<std::uint32_t>(std::get<std::int64_t>(value)));
+    }
+  }
+}
+
+/// The configuration of a file that says `written`, of which `replaced` takes the place.
+ModelConfig replaced_config(TinyFile tiny, const Rotation& written, const Rotation& replaced) {
+  const auto more = tiny.more_metadata;
+  tiny.more_metadata = [&](Builder& b) { more(b), write_rotation(b, tiny.architecture, written); };
+  const auto bytes = tiny.build();
+  GgufFile file = GgufFile::parse(bytes, "m.gguf");
+  for (const auto& [name, value] : replaced)
+    file.replace({tiny.architecture + "." + name, value, "--" + name});
+  return read_model_config(file);
+}
+
+void expect_same_rotations(const ModelConfig& got, const ModelConfig& wanted) {
+  ASSERT_EQ(got.rotations.size(), wanted.rotations.size());
+  for (std::size_t i = 0; i < got.rotations.size(); ++i) {
+    EXPECT_EQ(got.rotations[i].inverse, wanted.rotations[i].inverse) << "rotation " << i;
+    EXPECT_EQ(got.rotations[i].magnitude, wanted.rotations[i].magnitude) << "rotation " << i;
+  }
+}
+
+// What stands in place of a file's value is what that file would be with it, bit for bit, whatever the file says itself, of
+// models that round pairs, that do not, that have a second rotation and that leave layers alone. Finds: a key that is not
+// replaced, or replaced under another name; a value of the file that shines through; a number of other precision; windows
+// that follow.
+TEST(ModelConfig, ValuesInPlaceOfTheFilesAreAsIfWritten) {
+  const Rotation files[] = {
+      {},
+      {{"rope.freq_base", 1e6F}},
+      {{"rope.scale_linear", 8.0F}},
+      {{"rope.scaling.type", "linear"}, {"rope.scaling.factor", 8.0F}},
+      {{"rope.scaling.type", "none"}, {"rope.scaling.factor", 8.0F}, {"rope.scaling.attn_factor", 1.25F}},
+      {{"rope.scaling.type", "yarn"},
+       {"rope.scaling.factor", 2.0F},
+       {"rope.scaling.original_context_length", std::int64_t{4096}},
+       {"rope.scaling.attn_factor", 0.75F},
+       {"rope.scaling.yarn_beta_fast", 16.0F},
+       {"rope.scaling.yarn_beta_slow", 2.0F},
+       {"rope.freq_base", 5e5F}}};
+  const Rotation flags[] = {{{"rope.freq_base", 2e5F}},
+                            {{"rope.scaling.type", "none"}},
+                            {{"rope.scaling.type", "linear"}, {"rope.scaling.factor", 3.3F}},
+                            {{"rope.scaling.type", "yarn"}, {"rope.scaling.factor", 4.0F}},
+                            {{"rope.scaling.type", "yarn"},
+                             {"rope.scaling.factor", 4.7F},
+                             {"rope.scaling.original_context_length", std::int64_t{300}},
+                             {"rope.scaling.attn_factor", 1.1F},
+                             {"rope.scaling.yarn_beta_fast", 20.3F},
+                             {"rope.scaling.yarn_beta_slow", 0.7F},
+                             {"rope.freq_base", 7e4F}}};
+  for (const char* const architecture : {"llama", "qwen3", "gemma3", "smollm3", "gpt-oss"}) {
+    TinyFile tiny;
+    tiny.architecture = architecture;
+    tiny.more_metadata = [&](Builder& b) {
+      b.add(std::string(architecture) + ".attention.key_length", kU32, 128U);
+      const bool windows = architecture == std::string("gemma3") || architecture == std::string("gpt-oss");
+      if (windows) b.add(std::string(architecture) + ".attention.sliding_window", kU32, 100U);
+    };
+    for (const Rotation& written : files) {
+      const ModelConfig plain = replaced_config(tiny, written, {});
+      for (const Rotation& asked : flags) {
+        SCOPED_TRACE(::testing::Message()
+                     << architecture << ", file " << &written - files << ", flags " << &asked - flags);
+        Rotation both = asked;
+        both.insert(written.begin(), written.end());
+        const ModelConfig wanted = replaced_config(tiny, both, {});
+        const ModelConfig got = replaced_config(tiny, written, asked);
+        expect_same_rotations(got, wanted);
+        EXPECT_EQ(got.context, plain.context);
+        for (std::size_t i = 0; i < got.layer_specs.size(); ++i) {
+          EXPECT_EQ(got.layer_specs[i].rotation, plain.layer_specs[i].rotation);
+        }
+        if (got.rotations.size() > 1) {
+          EXPECT_EQ(got.rotations[1].inverse, plain.rotations[1].inverse);
+        }
+      }
+    }
+  }
+}
+
+// A factor alone is the file's own kind of scaling, and linear where it has none, as with llama.cpp. Finds: a kind that a
+// factor changes.
+TEST(ModelConfig, AFactorInPlaceOfTheFilesKeepsItsKind) {
+  const Rotation factor = {{"rope.scaling.factor", 4.0F}};
+  const auto plain = config_of(TinyFile{}).rotations.front().inverse;
+  const auto linear = replaced_config({}, {}, factor).rotations.front();
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(linear.inverse[i], plain[i] / 4);
+  EXPECT_EQ(linear.magnitude, 1.0);
+  const Rotation yarn = {{"rope.scaling.type", "yarn"}, {"rope.scaling.factor", 2.0F}};
+  EXPECT_EQ(replaced_config({}, yarn, factor).rotations.front().magnitude, 1 + 0.1 * std::log(4.0));
+}
+
+// How far a conversation may go without a warning: a factor of the caller counts from what YaRN was told the model was trained
+// on, else from the context; what the file says itself is in its context. Finds: another start, a product beyond all ids.
+TEST(ModelConfig, AFactorInPlaceOfTheFilesStretchesTheContext) {
+  const Rotation yarn = {{"rope.scaling.type", "yarn"},
+                         {"rope.scaling.factor", 4.0F},
+                         {"rope.scaling.original_context_length", std::int64_t{300}}};
+  struct Case {
+    Rotation written, replaced;
+    std::int64_t reach;
+  };
+  const Case cases[] = {{{}, {}, 512},
+                        {yarn, {}, 512},
+                        {{}, {{"rope.freq_base", 1e6F}}, 512},
+                        {{}, {{"rope.scaling.factor", 2.5F}}, 1280},
+                        {{}, yarn, 1200},
+                        {yarn, {{"rope.scaling.factor", 8.0F}}, 2400},
+                        {yarn, {{"rope.scaling.factor", 1.5F}}, 512},
+                        {yarn, {{"rope.scaling.type", "none"}}, 512},
+                        {{}, {{"rope.scaling.factor", 3e38F}}, (std::int64_t{1} << 31) - 1}};
+  for (const Case& one : cases) {
+    const ModelConfig config = replaced_config({}, one.written, one.replaced);
+    EXPECT_EQ(config.context, 512);
+    EXPECT_EQ(config.reach, one.reach) << "case " << &one - cases;
+  }
+}
+
+// A window that holds the file's context cuts into one that is stretched beyond it. Finds: a stretched model without its
+// windows.
+TEST(ModelConfig, WindowsOfAStretchedContext) {
+  const Rotation factor = {{"rope.scaling.factor", 4.0F}};
+  for (const std::uint32_t window : {512U, 2047U, 2048U}) {
+    TinyFile tiny;
+    tiny.more_metadata = [&](Builder& b) {
+      b.add(tiny.architecture + ".attention.sliding_window", kU32, window);
+    };
+    const bool cuts = window < 2048;
+    const std::string refused = refusal([&] { (void)replaced_config(tiny, {}, factor); });
+    EXPECT_EQ(refused.find("sliding_window is " + std::to_string(window) + " of a context of 2048") !=
+                  std::string::npos,
+              cuts)
+        << refused;
+    EXPECT_EQ(refused.empty(), !cuts);
+    EXPECT_EQ(config_refusal(tiny), "");
+    tiny.architecture = "gemma3";
+    EXPECT_EQ(replaced_config(tiny, {}, factor).windowed_layers(), cuts ? 2 : 0);
+    EXPECT_EQ(config_of(tiny).windowed_layers(), 0);
+  }
+}
+
+// A refusal says who gave the value, and the value. Finds: the file's key blamed for it; a value that changes nothing and is
+// taken in silence; a scaling on top of LongRoPE.
+TEST(ModelConfig, RefusesValuesInPlaceOfTheFilesByTheirSource) {
+  const Rotation none = {};
+  const Rotation yarn = {{"rope.scaling.type", "yarn"}, {"rope.scaling.factor", 4.0F}};
+  const float infinity = std::numeric_limits<float>::infinity();
+  struct Case {
+    Rotation written, replaced;
+    const char* said;
+  };
+  const Case cases[] = {
+      {none, {{"rope.freq_base", 0.3F}}, "--rope.freq_base is 0.3; allowed: 1 or more"},
+      {none, {{"rope.freq_base", -1.0F}}, "--rope.freq_base is -1; allowed: a number > 0"},
+      {none, {{"rope.freq_base", NAN}}, "--rope.freq_base holds nan; it must be finite"},
+      {yarn, {{"rope.freq_base", 1.0F}}, "--rope.freq_base is 1; allowed: above 1 with YaRN"},
+      {none, {{"rope.scaling.factor", 0.7F}}, "--rope.scaling.factor is 0.7; allowed: at least 1"},
+      {none, {{"rope.scaling.factor", 0.0F}}, "--rope.scaling.factor is 0; allowed: a number > 0"},
+      {yarn, {{"rope.scaling.factor", infinity}}, "--rope.scaling.factor holds inf; it must be finite"},
+      {none, {{"rope.scaling.type", "ntk"}}, "--rope.scaling.type is 'ntk'; allowed: none, linear, yarn"},
+      {none,
+       {{"rope.scaling.type", "yarn"}},
+       "--rope.scaling.type is yarn, and llama.rope.scaling.factor is missing; allowed: with a rope scale"},
+      {{{"rope.scaling.type", "none"}},
+       {{"rope.scaling.factor", 4.0F}},
+       "--rope.scaling.factor is 4, and the scaling is none; allowed: with linear or yarn"},
+      {yarn,
+       {{"rope.scaling.type", "none"}, {"rope.scaling.yarn_beta_fast", 4.0F}},
+       "--rope.scaling.yarn_beta_fast is 4, and the scaling is none; allowed: with yarn"},
+      {none,
+       {{"rope.scaling.attn_factor", 1.0F}},
+       "--rope.scaling.attn_factor is 1, and the scaling is none; allowed: with yarn"},
+      {none,
+       {{"rope.scaling.yarn_ext_factor", 1.0F}},
+       "--rope.scaling.yarn_ext_factor is 1, and the scaling is none; allowed: with yarn"},
+      {none,
+       {{"rope.scaling.factor", 4.0F}, {"rope.scaling.yarn_beta_slow", 1.0F}},
+       "--rope.scaling.yarn_beta_slow is 1, and the scaling is linear; allowed: with yarn"},
+      {none,
+       {{"rope.scaling.factor", 4.0F}, {"rope.scaling.original_context_length", std::int64_t{64}}},
+       "--rope.scaling.original_context_length is 64, and the scaling is linear; allowed: with yarn"},
+      {yarn,
+       {{"rope.scaling.original_context_length", std::int64_t{0}}},
+       "--rope.scaling.original_context_length is 0; allowed: 1 .. 2147483647"},
+      {yarn,
+       {{"rope.scaling.yarn_beta_slow", -0.1F}},
+       "--rope.scaling.yarn_beta_slow is -0.1; allowed: a number > 0"}};
+  for (const Case& one : cases) {
+    EXPECT_EQ(refusal([&] { (void)replaced_config({}, one.written, one.replaced); }),
+              std::string("'m.gguf': ") + one.said);
+  }
+  EXPECT_EQ(refusal([&] { (void)replaced_config({}, yarn, {{"rope.scaling.yarn_ext_factor", 1.0F}}); }), "");
+}
+
+// Finds: a scaling, or the length that decides between its rotations, that reaches a model with LongRoPE.
+TEST(ModelConfig, LongRopeTakesABaseAndNoScaling) {
+  const std::string path = std::string(ARCHITECTURES) + "/phi3-long.gguf";
+  const auto read = [&](const Replacement& one) {
+    return read_model_config(open_model_file(path, {&one, 1}));
+  };
+  const ModelConfig plain = read_model_config(GgufFile::open(path));
+  const ModelConfig based = read({"rope.freq_base", 5e5F, "--rope-freq-base"});
+  EXPECT_EQ(based.long_beyond, plain.long_beyond);
+  ASSERT_EQ(based.rotations.size(), 2U);
+  for (std::size_t r = 0; r < 2; ++r) EXPECT_NE(based.rotations[r].inverse, plain.rotations[r].inverse);
+  for (const Replacement& one : {Replacement{"rope.scaling.type", "none", "--rope-scaling"},
+                                 {"rope.scaling.factor", 4.0F, "--rope-scale"}}) {
+    EXPECT_THAT(refusal([&] { (void)read(one); }),
+                AllOf(HasSubstr(one.source + " is "),
+                      HasSubstr(", and the model has a scaling of its own, LongRoPE; allowed: without it")));
   }
 }
 

@@ -10,7 +10,7 @@ import struct
 import tempfile
 import unittest
 
-from gguf_files import F32, U32, File, make_model
+from gguf_files import F32, TEXT as TEXT_KIND, U32, File, make_model
 from running import MODEL, TEXT, Refusals, run, tensors
 
 WORDS = pathlib.Path(TEXT).read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ RULES = (
       "dense_layers": []}))
 
 
-class Commands(Refusals):
+class OfCommands(Refusals):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -59,6 +59,8 @@ class Commands(Refusals):
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
+
+class Commands(OfCommands):
     def atlas_data(self, name):
         page = pathlib.Path(self.page).read_text(encoding="utf-8")
         return re.search(rf'id="data-{name}">([^<]*)</script>', page).group(1)
@@ -161,6 +163,112 @@ class Commands(Refusals):
         self.commands["atlas"] = ("-f", self.text, "-o", self.page, "--json")
         self.said("atlas", "-c", "120")
         self.assertEqual(json.loads(self.atlas_data("meta"))["tokens"], 120)
+
+
+# A value that each flag of the rotation takes alone beside YaRN by 4, and what it refuses.
+YARN = ("--rope-scaling", "yarn", "--rope-scale", "4")
+NO_NUMBERS = ("", "x", "1x", "nan", "inf", "1e309", "-1", "0x4", " 4")
+ROTATION = {"--rope-scale": ("8", ("0", "0.999", "1e39")), "--rope-freq-scale": ("0.125", ("0", "1.001", "1e-39")),
+            "--rope-freq-base": ("50000", ("0", "0.999", "1e39")), "--yarn-orig-ctx": ("512", ("0", "1.5", "2147483648")),
+            "--yarn-ext-factor": ("1", ("0", "0.5", "2")), "--yarn-attn-factor": ("1.1", ("0", "1e-50", "1e39")),
+            "--yarn-beta-slow": ("2.5", ("0", "1e-50", "1e39")), "--yarn-beta-fast": ("20", ("0", "1e-50", "1e39"))}
+
+
+class Rotation(OfCommands):
+    """The flags that stand in place of what a file says of its rotary embedding."""
+
+    def losses(self, *flags, model=MODEL):
+        done = run("perplexity", "-m", model, "-f", self.text, "--window", "300", "--decode", "20", "--json", "-t", "2",
+                   "--projections", "f32", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        got = json.loads(done.stdout)
+        return got["dense"], got["sparse"]
+
+    def test_each_is_that_of_a_file_with_the_key(self):
+        """Bit for bit, of a model whose file says nothing of it; and each of them changes something. Finds: a flag under
+        another key, one that is not handed on, one that is rounded otherwise than in a file."""
+        keys = {"--rope-scaling": ("scaling.type", TEXT_KIND), "--rope-scale": ("scaling.factor", F32),
+                "--rope-freq-base": ("freq_base", F32), "--yarn-orig-ctx": ("scaling.original_context_length", U32),
+                "--yarn-attn-factor": ("scaling.attn_factor", F32), "--yarn-beta-slow": ("scaling.yarn_beta_slow", F32),
+                "--yarn-beta-fast": ("scaling.yarn_beta_fast", F32)}
+        found = {}
+        for given in ({}, {"--rope-freq-base": "77000.7"}, {"--rope-scaling": "none"}, {"--rope-scale": "3.3"},
+                      {"--rope-scaling": "linear", "--rope-scale": "4"}, {"--rope-scaling": "yarn", "--rope-scale": "4"},
+                      *({"--rope-scaling": "yarn", "--rope-scale": "4", name: value} for name, value in
+                        (("--yarn-orig-ctx", "50"), ("--yarn-attn-factor", "1.1"), ("--yarn-beta-slow", "2.5"),
+                         ("--yarn-beta-fast", "3.3"), ("--rope-freq-base", "20000")))):
+            with self.subTest(given):
+                metadata = {"llama.context_length": (U32, 1024)}
+                for name, value in given.items():
+                    key, kind = keys[name]
+                    metadata["llama.rope." + key] = (kind, value if kind == TEXT_KIND else int(value) if kind == U32 else float(value))
+                plain, written = f"{self.folder}/plain.gguf", f"{self.folder}/written.gguf"
+                make_model(plain, layers=2, metadata={"llama.context_length": (U32, 1024)})
+                make_model(written, layers=2, metadata=metadata)
+                got = self.losses(*(part for pair in given.items() for part in pair), model=plain)
+                self.assertEqual(got, self.losses(model=written))
+                found[tuple(given.items())] = json.dumps(got)
+        nothing, none = found[()], found[(("--rope-scaling", "none"),)]
+        self.assertEqual(nothing, none)
+        self.assertEqual(len(set(found.values())), len(found) - 1)
+
+    def test_one_over_the_scale_is_the_scale(self):
+        self.assertEqual(self.losses("--rope-freq-scale", "0.25"), self.losses("--rope-scale", "4"))
+        self.assertEqual(self.losses(*YARN, "--yarn-ext-factor", "1.0"), self.losses(*YARN))
+        self.assertEqual(self.losses("--rope-scale", "1"), self.losses())
+
+    def test_every_command_takes_them(self):
+        """Finds: a command that opens its model without them."""
+        missing = " is 3, and the scaling is none; allowed: with yarn"
+        for command in self.commands:
+            with self.subTest(command):
+                self.said(command, *YARN, *(part for name, (value, _) in ROTATION.items() if name not in ("--rope-scale", "--rope-freq-scale")
+                                            for part in (name, value)))
+                self.refused("-m", MODEL, *self.commands[command], "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing,
+                             program=command)
+        self.refused("-m", MODEL, "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="info")
+        self.refused("-m", MODEL, "--port", "0", "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="serve")
+        self.refused("--rope-scale", "3", names="--rope-scale is of a model; give -m FILE with it", program="info")
+        if "bench" in self.commands:
+            self.refused("--random", "qwen3-0.6b", "--rope-scale", "3", names="--rope-scale is of a file", program="bench")
+
+    def test_what_is_refused(self):
+        """One line each that names flag and value. Finds: a limit that is not one, a number read as far as it goes."""
+        for name, (_, bad) in ROTATION.items():
+            beside = () if name in ("--rope-freq-base", "--rope-scale", "--rope-freq-scale") else YARN
+            for value in (*NO_NUMBERS, *bad):
+                with self.subTest(flag=name, value=value):
+                    self.refused("-m", MODEL, *beside, f"{name}={value}", names=name, program="info")
+                    line = run("info", "-m", MODEL, *beside, f"{name}={value}").stderr.decode()
+                    self.assertRegex(line, "allowed: |; use ")
+                    self.assertIn("0" if value == "1e-50" else value, line)
+        for value in ("", "YARN", "longrope", "llama3", "0"):
+            self.refused("-m", MODEL, f"--rope-scaling={value}", names=f"--rope-scaling: '{value}' is not allowed; use none, linear or yarn",
+                         program="info")
+        for flags, says in ((("--rope-scale", "4", "--rope-freq-scale", "0.25"), "--rope-scale 4 and --rope-freq-scale 0.25 are both given; allowed is one of them"),
+                            (("--rope-scaling", "yarn"), "--rope-scaling is yarn, and qwen3.rope.scaling.factor is missing"),
+                            (("--rope-scaling", "linear"), "--rope-scaling is linear, and qwen3.rope.scaling.factor is missing"),
+                            (("--rope-scaling", "none", "--rope-scale", "4"), "--rope-scale is 4, and the scaling is none"),
+                            (("--rope-scaling", "none", "--rope-freq-scale", "0.5"), "1 / --rope-freq-scale is 2, and the scaling is none"),
+                            ((*YARN, "--rope-freq-base", "1"), "--rope-freq-base is 1; allowed: above 1 with YaRN")):
+            self.refused("-m", MODEL, *flags, names=says, program="info")
+        for name in (name for name in ROTATION if name.startswith("--yarn")):
+            for flags, kind in (((), "none"), (("--rope-scale", "4"), "linear"), (("--rope-scaling", "none"), "none")):
+                self.refused("-m", MODEL, *flags, name, ROTATION[name][0], program="info",
+                             names=f"{name} is {ROTATION[name][0]}, and the scaling is {kind}; allowed: with yarn")
+
+    def test_the_context_is_the_files_and_may_be_more(self):
+        """32768 tokens, four times as many by the flags: without them, and beyond them, there is a warning."""
+        for flags, most, how in (((), 32768, "made for"), (("--rope-freq-base", "2e6"), 32768, "made for"),
+                                 (("--rope-scale", "4"), 131072, "stretched to"), (YARN, 131072, "stretched to"),
+                                 ((*YARN, "--yarn-orig-ctx", "16384"), 65536, "stretched to"),
+                                 ((*YARN, "--yarn-orig-ctx", "1000"), 32768, "made for")):
+            done = run("info", "-m", MODEL, "--json", *flags)
+            got = json.loads(done.stdout)
+            self.assertEqual((got["context"], got["memory"]["tokens"], done.stderr), (32768, 32768, b""))
+            self.assertEqual(run("info", "-m", MODEL, *flags, "-c", str(most)).stderr, b"")
+            self.assertIn(f"-c {most + 1} is more than the {most} tokens that the model was {how}",
+                          run("info", "-m", MODEL, *flags, "-c", str(most + 1)).stderr.decode())
 
 
 class Requests(unittest.TestCase):

@@ -21,6 +21,7 @@ GENERATE = {
     "a tail of a chunk and a token": (*H2O, "-b", "256", "--dense-tail", "129"),
     "a tail of a batch and a token": (*H2O, "-b", "256", "--dense-tail", "257"),
     "no tail": (*SMALL, "--select", "blocks", "--dense-tail", "0"),
+    "another rotation": (*H2O, "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "512"),
     "16 bits that are rounded": (*H2O, "--cache-type", "f32", "--projections", "f32"),
 }
 PERPLEXITY = {

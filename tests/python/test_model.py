@@ -130,8 +130,8 @@ class Loading(unittest.TestCase):
 class Structures(unittest.TestCase):
     def test_fields_lie_where_the_header_says(self):
         structures.compare(self, "headwater/runtime.h", _runtime, {
-            "Facts": "model_facts", "Message": "chat_message", "ConversationOptions": "conversation_options",
-            "Sampling": "sampling", "Comparison": "comparison"})
+            "Facts": "model_facts", "ModelOptions": "model_options", "Message": "chat_message", "ConversationOptions":
+            "conversation_options", "Sampling": "sampling", "Comparison": "comparison"})
 
     def test_every_function_is_there(self):
         names = [*_runtime._CALLS, *_runtime._TEXTS, *_runtime._CLOSES]
@@ -178,6 +178,48 @@ class Tokens(Tests):
                 self.assertEqual(headwater.Model(TINY, projections=projections).projections, projections)
             except ValueError as error:
                 self.assertIn(f"{projections.upper()} needs a processor with {needs}, this one has", str(error))
+
+    def test_a_rotation_in_place_of_the_files(self):
+        """What the program's flags of these names compute. Finds: a keyword in another field, or in none."""
+        yarn = {"rope_scaling": "yarn", "rope_scale": 4.0}
+        text, found = TEXT.read_text(encoding="utf-8")[:2000], []
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = f"{folder.name}/text.txt"
+        pathlib.Path(path).write_text(text, encoding="utf-8")
+        for keywords in ({}, {"rope_scaling": "none"}, {"rope_scale": 4}, {"rope_scaling": "linear", "rope_scale": 3.3},
+                         {"rope_freq_base": numpy.float32(20000)}, yarn, {**yarn, "yarn_orig_ctx": 512},
+                         {**yarn, "yarn_attn_factor": 1.25}, {**yarn, "yarn_beta_fast": 200}, {**yarn, "yarn_beta_slow": 2.5}):
+            with self.subTest(keywords):
+                model = headwater.Model(TINY, projections="f32", **keywords)
+                self.assertEqual(model.context, 32768)
+                got = model.perplexity(text, window=400, decode=20, threads=2)
+                flags = [part for name, value in keywords.items() for part in ("--" + name.replace("_", "-"), str(value))]
+                said = program("perplexity", "-m", TINY, "-f", path, "--window", "400", "--decode", "20", "-t", "2",
+                               "--projections", "f32", *flags)
+                self.assertEqual([got[side][part]["nll"] for side in ("dense", "sparse") for part in ("prefill", "decoded")],
+                                 [said[side][part]["nll"] for side in ("dense", "sparse") for part in ("prefill", "decoded")])
+                found.append(got["dense"]["prefill"]["nll"])
+        self.assertEqual(found[1], found[0])
+        self.assertEqual(len(set(found)), len(found) - 1)
+        talk = headwater.Model(TINY, **yarn).conversation(capacity=4 * 32768)
+        self.assertEqual(talk.capacity, 4 * 32768)
+
+    def test_refused_rotations(self):
+        for keywords, kind, says in (
+                ({"rope_scaling": "ntk"}, ValueError, "rope_scaling is 'ntk'; allowed: 'none', 'linear', 'yarn'"),
+                ({"rope_scaling": "yarn"}, ValueError, "rope_scaling is yarn, and qwen3.rope.scaling.factor is missing"),
+                ({"rope_scale": "4"}, TypeError, "rope_scale is '4'"), ({"rope_scale": 0.3}, ValueError, "rope_scale is 0.3; allowed: at least 1"),
+                ({"yarn_orig_ctx": 1.5}, TypeError, "yarn_orig_ctx is 1.5"),
+                ({"rope_scale": 4, "yarn_orig_ctx": 64}, ValueError, "yarn_orig_ctx is 64, and the scaling is linear"),
+                *(({name: 0}, ValueError, f"{name} is 0; allowed: a number above 0, or None")
+                  for name in ("rope_scale", "rope_freq_base", "yarn_orig_ctx", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
+                *(({"rope_scaling": "yarn", "rope_scale": 2, name: value}, ValueError, f"{name} (is|holds) {shown}")
+                  for name in ("rope_freq_base", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+                  for value, shown in ((-1, "-1"), (float("nan"), "NaN"), (float("inf"), "inf"), (1e300, "inf")))):
+            with self.subTest(keywords), self.assertRaisesRegex(kind, says) as caught:
+                headwater.Model(TINY, **keywords)
+            self.assertNotIn("\n", str(caught.exception))
 
     def test_facts_beyond_16_bits(self):
         with tempfile.TemporaryDirectory() as folder:

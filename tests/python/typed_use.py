@@ -37,7 +37,7 @@ Session(layers=2, heads=4, head_dim=16)  # E: "capacity"
 Session.estimate(layers=2, heads=4, head_dim=16, capacity=64, chunkk=5)  # E: "chunkk"
 Session.load("file", layers=2, heads=4, head_dim=16, capacity=64, chunkk=5)  # E: "chunkk"
 
-model = headwater.Model("model.gguf")
+model = headwater.Model("model.gguf", rope_scaling="yarn", rope_scale=4, yarn_orig_ctx=32768)
 assert_type(model, Model)
 assert_type(model.layers, int)
 assert_type(model.bos, int | None)

@@ -31,6 +31,17 @@ AT(headwater_model_facts, turn_end, 100);
 AT(headwater_model_facts, projections, 104);
 AT(headwater_model_facts, reserved, 108);
 
+SIZE(headwater_model_options, 64);
+AT(headwater_model_options, struct_size, 0);
+AT(headwater_model_options, projections, 8);
+AT(headwater_model_options, rope_scaling, 12);
+AT(headwater_model_options, rope_scale, 16);
+AT(headwater_model_options, rope_freq_base, 24);
+AT(headwater_model_options, yarn_attn_factor, 32);
+AT(headwater_model_options, yarn_beta_fast, 40);
+AT(headwater_model_options, yarn_beta_slow, 48);
+AT(headwater_model_options, yarn_orig_ctx, 56);
+
 SIZE(headwater_chat_message, 40);
 AT(headwater_chat_message, role, 0);
 AT(headwater_chat_message, text, 8);

@@ -76,6 +76,84 @@ static void test_model(headwater_model* model) {
   headwater_model_close(NULL);
 }
 
+/* Logits of the best token after a few, of the model with these options; 0 where it is refused. */
+static float logit_with(const headwater_model_options* options) {
+  static const int32_t ids[] = {5, 900, 77, 2040, 3, 5, 11, 900};
+  headwater_model* model = NULL;
+  headwater_conversation* talk = NULL;
+  const float* logits = NULL;
+  float best = 0;
+  int64_t count = 0;
+  OK(headwater_model_open_with(kModel, options, &model));
+  OK(headwater_conversation_open(model, NULL, &talk));
+  OK(headwater_conversation_feed(talk, ids, sizeof ids / sizeof *ids));
+  OK(headwater_conversation_logits(talk, &logits, &count));
+  for (int64_t i = 0; i < count; ++i) best = logits[i] > best ? logits[i] : best;
+  headwater_conversation_close(talk);
+  headwater_model_close(model);
+  return best;
+}
+
+/* Each field changes what is computed, and nothing does that is left alone. */
+static void test_model_options(void) {
+  headwater_model_options options;
+  headwater_model_options yarn;
+  headwater_model* none = NULL;
+  float found[8];
+  OK(headwater_model_options_init(&options, sizeof options));
+  CHECK_EQUAL(options.struct_size, sizeof options);
+  yarn = options;
+  yarn.rope_scaling = HEADWATER_ROPE_SCALING_YARN, yarn.rope_scale = 4;
+  headwater_model_options all[8] = {options, options, options, yarn, yarn, yarn, yarn, yarn};
+  all[1].rope_freq_base = 20000;
+  all[2].rope_scaling = HEADWATER_ROPE_SCALING_LINEAR, all[2].rope_scale = 4;
+  all[4].yarn_orig_ctx = 64;
+  all[5].yarn_attn_factor = 1.25;
+  all[6].yarn_beta_fast = 4000;
+  all[7].yarn_beta_slow = 20;
+  for (int i = 0; i < 8; ++i) {
+    found[i] = logit_with(&all[i]);
+    for (int other = 0; other < i; ++other) CHECK(found[i] != found[other]);
+  }
+  CHECK(logit_with(NULL) == found[0]);
+  options.rope_scaling = HEADWATER_ROPE_SCALING_NONE;
+  CHECK(logit_with(&options) == found[0]);
+  options.rope_scaling = HEADWATER_ROPE_SCALING_FILE, options.rope_scale = 4;
+  CHECK(logit_with(&options) == found[2]);
+
+  REFUSED(headwater_model_options_init(NULL, sizeof options), "options is NULL");
+  REFUSED(headwater_model_options_init(&options, 56), "struct_size is 56");
+  REFUSED(headwater_model_open_with(kModel, &yarn, NULL), "model is NULL");
+  REFUSED(headwater_model_open_with(NULL, &yarn, &none), "path is NULL");
+  struct {
+    headwater_model_options options;
+    const char* said;
+  } cases[9] = {{yarn, "options.struct_size is 56"},
+                {yarn, "projections is -1; allowed: 0 .. 3"},
+                {yarn, "rope_scaling is 4; allowed: 0 .. 3"},
+                {yarn, "rope_scale is 0.5; allowed: at least 1"},
+                {yarn, "rope_freq_base is -2; allowed: a number > 0"},
+                {yarn, "yarn_attn_factor holds nan; it must be finite"},
+                {yarn, "yarn_beta_fast holds inf; it must be finite"},
+                {yarn, "yarn_beta_slow is -1; allowed: a number > 0"},
+                {yarn, "yarn_orig_ctx is -1; allowed: 1 .. 2147483647"}};
+  cases[0].options.struct_size = 56;
+  cases[1].options.projections = -1;
+  cases[2].options.rope_scaling = 4;
+  cases[3].options.rope_scale = 0.5;
+  cases[4].options.rope_freq_base = -2;
+  cases[5].options.yarn_attn_factor = NAN;
+  cases[6].options.yarn_beta_fast = 1e300;
+  cases[7].options.yarn_beta_slow = -1;
+  cases[8].options.yarn_orig_ctx = -1;
+  for (int i = 0; i < 9; ++i) {
+    REFUSED(headwater_model_open_with(kModel, &cases[i].options, &none), cases[i].said);
+    CHECK(none == NULL);
+  }
+  yarn.rope_scaling = HEADWATER_ROPE_SCALING_FILE, yarn.yarn_beta_fast = 4;
+  REFUSED(headwater_model_open_with(kModel, &yarn, &none), "yarn_beta_fast is 4, and the scaling is linear");
+}
+
 static int multiplies_bf16(void) {
   headwater_model* model = NULL;
   const headwater_status status = headwater_model_open(kModel, HEADWATER_PROJECTIONS_BF16, &model);
@@ -871,6 +949,7 @@ int main(int argc, char** argv) {
   if (argc > 1) return failed_checks() == 0 ? 0 : 1;
   headwater_model* model = opened(kModel);
   test_model(model);
+  test_model_options();
   test_tokens(model);
   test_chat();
   test_conversation_options(model);

@@ -174,6 +174,23 @@ class Restart(unittest.TestCase):
                 self.assertEqual(again["headwater"]["cached_tokens"], 0)
                 self.assertEqual(again["choices"], cold["choices"])
 
+    def test_another_rotation_is_another_model(self):
+        """Finds: rows of keys that were turned by other angles taken from the cache."""
+        with tempfile.TemporaryDirectory() as folder:
+            flags, names, answers = ("--cache-dir", folder), set(), []
+            for rotation in ((), ("--rope-freq-base", "20000"), ("--rope-scale", "4"), ("--rope-scaling", "yarn", "--rope-scale", "4"),
+                             ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "4096"), ()):
+                with self.subTest(rotation), Server(*flags, *rotation) as server:
+                    answer = server.ask("/v1/completions", greedy(LONG))[1]
+                    known = rotation == () and answers
+                    self.assertEqual(answer["headwater"]["cached_tokens"], answer["usage"]["prompt_tokens"] - 1 if known else 0)
+                    self.assertEqual(server.ask("/slots/0?action=save", {"filename": "one"})[0], 200)
+                    found = {path.name for path in pathlib.Path(folder).glob("*.rows")}
+                    self.assertEqual(len(found - names), 0 if known else 1)
+                    names |= found
+                    answers.append(answer["choices"])
+            self.assertEqual(answers[-1], answers[0])
+
     def test_a_kill_in_the_middle_of_a_write_leaves_whole_entries(self):
         with tempfile.TemporaryDirectory() as folder:
             flags = ("--cache-dir", folder, "--cache-ram", "4")

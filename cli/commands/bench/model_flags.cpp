@@ -78,6 +78,9 @@ void check_together(const ModelBenchFlags& flags, bool model, bool type) {
         "--random makes a whole model in each process, but several ranks were started; --save it, then use "
         "-m");
   }
+  if (flags.shape && !flags.model.rotation.empty()) {
+    throw Failure(flags.model.rotation.front().source + " is of a file; give it with -m MODEL.gguf");
+  }
   if (flags.slots > 1 && flags.decode == 0) refuse("--slots decodes, and --decode is 0");
   if (model && (type || flags.save)) refuse("--type, --cut and --save belong to --random");
 }

@@ -154,7 +154,8 @@ void Bench::check_memory(double weights, const runtime::ModelConfig& config) con
 
 void Bench::open_file() {
   if (!flags_.shape) {
-    file_ = std::make_shared<const runtime::GgufFile>(runtime::GgufFile::open(flags_.model.model));
+    file_ = std::make_shared<const runtime::GgufFile>(
+        runtime::open_model_file(flags_.model.model, flags_.model.rotation));
     runtime::ModelConfig config = runtime::read_model_config(*file_);
     cli::check_dense_layers(flags_.model.options, config.layers);
     if (cli::ranks() != nullptr) {

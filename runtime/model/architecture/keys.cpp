@@ -54,14 +54,29 @@ constexpr std::array<std::string_view, 7> kScalingKeys = {
     "type",           "factor",   "original_context_length", "attn_factor", "yarn_beta_fast",
     "yarn_beta_slow", "finetuned"};
 
+/// Those of YaRN alone where they stand in place of the file's.
+constexpr std::array kYarnKeys = {"rope.scaling.original_context_length", "rope.scaling.attn_factor",
+                                  "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+                                  "rope.scaling.yarn_ext_factor"};
+constexpr const char* kKind = "rope.scaling.type";
+constexpr const char* kFactor = "rope.scaling.factor";
+
 constexpr const char* kShortFactors = "rope_factors_short.weight";
 constexpr const char* kLongFactors = "rope_factors_long.weight";
 constexpr const char* kWindow = "attention.sliding_window";
 constexpr const char* kPattern = "attention.sliding_window_pattern";
 
+/// As it was written where it is a number of 32 bits: 0.3, and not the nearest one of 64 bits.
+std::string number_text(double value) {
+  const auto narrow = static_cast<float>(value);
+  return static_cast<double>(narrow) == value ? fmt::format("{}", narrow) : fmt::format("{}", value);
+}
+
 }  // namespace
 
 std::string Keys::key(std::string_view name) const { return fmt::format("{}.{}", prefix_, name); }
+
+std::string Keys::spoken(std::string_view name) const { return std::string(file_.spoken(key(name))); }
 
 std::int64_t Keys::integer_or(std::string_view name, std::int64_t min, std::int64_t max,
                               std::int64_t fallback) const {
@@ -80,7 +95,7 @@ double Keys::positive(std::string_view name, double fallback) const {
   if (!file_.has(full) && fallback > 0) return fallback;
   const double value = file_.number(full);
   if (!(value > 0) || !(static_cast<float>(value) > 0) || !std::isfinite(static_cast<float>(value))) {
-    file_.refuse(fmt::format("{} is {}; allowed: a number > 0", full, value));
+    file_.refuse(fmt::format("{} is {}; allowed: a number > 0", file_.spoken(full), number_text(value)));
   }
   return value;
 }
@@ -106,10 +121,10 @@ void Keys::refuse_unsupported(const ModelConfig& config) const {
   if (asked_.contains(kWindow)) return;
   // A window that holds the whole context changes nothing.
   const std::int64_t window = file_.integer_or(key(kWindow), 0, kMaxTokens, 0);
-  if (window > 0 && window < config.context) {
+  if (window > 0 && window < config.reach) {
     file_.refuse(
         fmt::format("{} is {} of a context of {}; sliding-window attention is not supported for {} models",
-                    key(kWindow), window, config.context, prefix_));
+                    key(kWindow), window, config.reach, prefix_));
   }
 }
 
@@ -131,7 +146,7 @@ void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
       windowed[i] = every == kEveryLayer || i % every != every - 1;
     }
   }
-  if (window >= config.context) return;  // it holds the whole context
+  if (window >= config.reach) return;  // it holds the whole context
   for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? window : 0;
 }
 
@@ -180,8 +195,24 @@ void Keys::refuse_unknown_scaling() const {
   for (const std::string_view name : file_.keys()) {
     if (!name.starts_with(prefix)) continue;
     if (std::ranges::find(kScalingKeys, name.substr(prefix.size())) != kScalingKeys.end()) continue;
+    if (file_.replaced(name)) continue;  // what says it knows what is allowed
     file_.refuse(fmt::format("{} is not supported", quoted(name)));
   }
+}
+
+std::string Keys::scaling_text(std::string_view name) const {
+  return name == kKind ? std::string(file_.text(key(name))) : number_text(file_.number(key(name)));
+}
+
+void Keys::refuse_unused_scaling(std::string_view kind) const {
+  const auto refuse = [&](const char* name, const char* with) {
+    if (!file_.replaced(key(name))) return;
+    file_.refuse(fmt::format("{} is {}, and the scaling is {}; allowed: with {}", spoken(name),
+                             scaling_text(name), kind, with));
+  };
+  if (kind == "none") refuse(kFactor, "linear or yarn");
+  if (kind == "yarn") return;
+  for (const char* const name : kYarnKeys) refuse(name, "yarn");
 }
 
 /// As llama.cpp reads these architectures: a factor without a type is linear; type `none` is none, whatever else is
@@ -190,11 +221,10 @@ void Keys::refuse_unknown_scaling() const {
 RopeScaling Keys::scaling(const ModelConfig& config) const {
   refuse_unknown_scaling();
   RopeScaling scaling;
-  const char* const factor = !file_.has(key("rope.scaling.factor")) && file_.has(key("rope.scale_linear"))
-                                 ? "rope.scale_linear"
-                                 : "rope.scaling.factor";
-  const std::string_view kind =
-      file_.text_or(key("rope.scaling.type"), file_.has(key(factor)) ? "linear" : "none");
+  const char* const factor =
+      !file_.has(key(kFactor)) && file_.has(key("rope.scale_linear")) ? "rope.scale_linear" : kFactor;
+  const std::string_view kind = file_.text_or(key(kKind), file_.has(key(factor)) ? "linear" : "none");
+  refuse_unused_scaling(kind);
   scaling.attention_factor = positive("rope.scaling.attn_factor", scaling.attention_factor);
   if (kind == "none") return scaling;
   if (kind == "linear") {
@@ -206,12 +236,15 @@ RopeScaling Keys::scaling(const ModelConfig& config) const {
     scaling.beta_fast = positive("rope.scaling.yarn_beta_fast", scaling.beta_fast);
     scaling.beta_slow = positive("rope.scaling.yarn_beta_slow", scaling.beta_slow);
   } else {
-    file_.refuse(
-        fmt::format("{} is {}; allowed: none, linear, yarn", key("rope.scaling.type"), quoted(kind)));
+    file_.refuse(fmt::format("{} is {}; allowed: none, linear, yarn", spoken(kKind), quoted(kind)));
+  }
+  if (file_.replaced(key(kKind)) && !file_.has(key(factor))) {
+    file_.refuse(fmt::format("{} is {}, and {} is missing; allowed: with a rope scale", spoken(kKind), kind,
+                             key(kFactor)));
   }
   scaling.factor = positive(factor, 0.0);
   if (scaling.factor < 1) {
-    file_.refuse(fmt::format("{} is {}; allowed: at least 1", key(factor), scaling.factor));
+    file_.refuse(fmt::format("{} is {}; allowed: at least 1", spoken(factor), number_text(scaling.factor)));
   }
   return scaling;
 }
@@ -246,6 +279,13 @@ void Keys::read_long_rope(ModelConfig& config) const {
     return divided;
   };
   if (file_.find_tensor(kLongFactors) == nullptr && file_.find_tensor(kShortFactors) == nullptr) return;
+  for (const std::string_view name : kScalingKeys) {
+    const std::string full = fmt::format("rope.scaling.{}", name);
+    if (!file_.replaced(key(full))) continue;
+    file_.refuse(
+        fmt::format("{} is {}, and the model has a scaling of its own, LongRoPE; allowed: without it",
+                    spoken(full), scaling_text(full)));
+  }
   config.rotations = {divide(kShortFactors), divide(kLongFactors)};
   config.long_beyond = file_.integer(key("rope.scaling.original_context_length"), 1, kMaxTokens);
 }
@@ -275,12 +315,12 @@ RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base,
                                bool whole_pairs) const {
   const std::int64_t pairs = rotated(config) / 2;
   const double theta = positive(base, fallback);
-  if (theta < 1) file_.refuse(fmt::format("{} is {}; allowed: 1 or more", key(base), theta));
+  if (theta < 1) file_.refuse(fmt::format("{} is {}; allowed: 1 or more", spoken(base), number_text(theta)));
   if (!scaled) return rope_frequencies(2 * pairs, theta, {}, {});
   RopeScaling how = scaling(config);
   how.whole_pairs = whole_pairs;
   if (how.kind == RopeScaling::Kind::yarn && theta <= 1) {
-    file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key(base), theta));
+    file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", spoken(base), number_text(theta)));
   }
   return rope_frequencies(2 * pairs, theta, rope_divisors("rope_freqs.weight", pairs), how);
 }
@@ -305,6 +345,13 @@ void Keys::read_common(ModelConfig& config) const {
   }
   constexpr double kDefaultBase = 10000.0;
   config.rotations = {rotation(config, "rope.freq_base", kDefaultBase, true)};
+  config.reach = config.context;
+  if (file_.replaced(key(kFactor))) {
+    const RopeScaling how = scaling(config);
+    const auto from = how.kind == RopeScaling::Kind::yarn ? how.original_context : config.context;
+    const double to = std::min(std::floor(static_cast<double>(from) * how.factor), double{kMaxTokens});
+    config.reach = std::max(config.context, static_cast<std::int64_t>(to));
+  }
   config.layer_specs.resize(static_cast<std::size_t>(config.layers));
   read_vocabulary(config);
 }

@@ -19,6 +19,8 @@ class Keys {
 
   /// The key as the file has it.
   [[nodiscard]] std::string key(std::string_view name) const;
+  /// What a message calls it: the key, or where its value was replaced, what said so.
+  [[nodiscard]] std::string spoken(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const { return file_.has(key(name)); }
   [[nodiscard]] std::int64_t integer_or(std::string_view name, std::int64_t min, std::int64_t max,
                                         std::int64_t fallback) const;
@@ -54,6 +56,10 @@ class Keys {
   void read_vocabulary(ModelConfig& config) const;
   [[nodiscard]] std::int64_t rotated(const ModelConfig& config) const;
   void refuse_unknown_scaling() const;
+  /// The value under a key of the scaling, for messages.
+  [[nodiscard]] std::string scaling_text(std::string_view name) const;
+  /// Refuses values in place of the file's that this kind of scaling does not use.
+  void refuse_unused_scaling(std::string_view kind) const;
   [[nodiscard]] RopeScaling scaling(const ModelConfig& config) const;
   /// A number > 0 for each pair, or none where the tensor is missing.
   [[nodiscard]] std::vector<float> rope_divisors(const char* tensor, std::int64_t pairs) const;
