@@ -200,7 +200,9 @@ TEST_P(EstimateOf, NUM_5_LargerThanTheMachine) {
       EXPECT_EQ(said.opened.kv, 0);
       EXPECT_GE(said.full.kv, rows * (128 + 96) * 2);
       EXPECT_LE(said.full.kv - rows * (128 + 96) * 2, (kMost / page + 1) * (32 * (128 + 96) * 2 + page));
-      if (select == Select::h2o) EXPECT_EQ(said.opened.scores, shape.n_layer * shape.n_head * kMost * 2);
+      const std::int64_t score_rows = select == Select::h2o ? shape.n_layer * shape.n_head : 1;
+      EXPECT_LE(said.opened.scores, shape.n_layer * shape.n_head * kMost * 2);
+      EXPECT_GE(said.opened.scores, score_rows * kMost * 2);
       EXPECT_EQ(said.full.scores, said.opened.scores);
       EXPECT_EQ(said.full.workspace, said.opened.workspace);
       if (select != Select::blocks) continue;
