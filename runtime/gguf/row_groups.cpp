@@ -27,6 +27,9 @@ auto with_layout(TensorType type, const Action& action) {
     case TensorType::q5_k: return action(Q5KGroup());
     case TensorType::iq4_nl: return action(Iq4NlGroup());
     case TensorType::mxfp4: return action(Mxfp4Group());
+    case TensorType::q2_k: return action(Q2KGroup());
+    case TensorType::q3_k: return action(Q3KGroup());
+    case TensorType::iq4_xs: return action(Iq4XsGroup());
     default: assert(type == TensorType::q6_k); return action(Q6KGroup());
   }
 }
@@ -78,6 +81,21 @@ void place(Q6KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std:
   add_bits(unit + Q6KGroup::bits_at(pair, j), turned_right(bits, 4 * (pair % 2)));
 }
 
+/// Two bits of each code, of an even pair below those of the odd one.
+template <class Group>
+void place_two(std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  const std::uint32_t bits = (first & in_each_byte(3)) | (second & in_each_byte(3)) << 2;
+  add_bits(unit + Group::codes_at(pair, j), bits << (4 * (pair % 2)));
+}
+void place(Q2KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  place_two<Q2KGroup>(unit, pair, j, first, second);
+}
+void place(Q3KGroup, std::byte* unit, int pair, int j, std::uint32_t first, std::uint32_t second) {
+  place_two<Q3KGroup>(unit, pair, j, first, second);
+  const std::uint32_t bits = (first & in_each_byte(4)) | (second & in_each_byte(4)) << 2;
+  add_bits(unit + Q3KGroup::bits_at(pair, j), turned_right(bits, Q3KGroup::turn(pair)));
+}
+
 /// What is placed of a block: its signed codes plus kZero, or the nibbles that stand for values of a table.
 template <class Group>
 struct Placed {
@@ -92,6 +110,11 @@ struct Placed<Iq4NlGroup> {
 template <>
 struct Placed<Mxfp4Group> {
   using Block = Nibbles<1>;
+  static constexpr int kZero = 0;
+};
+template <>
+struct Placed<Iq4XsGroup> {
+  using Block = Nibbles<8, 8>;
   static constexpr int kZero = 0;
 };
 
@@ -125,7 +148,7 @@ void place_codes(const std::byte* blocks, std::byte* unit, int row) {
 
 void copy_half(const std::byte* from, std::byte* to, int row) { std::memcpy(to + 2 * row, from, 2); }
 
-/// Two blocks of 32; the place in front of the units is Q6_K's.
+/// Two blocks of 32; the place in front of the units is that of Q6_K and Q3_K.
 template <class Group>
 void place_scales(Group, const std::byte* blocks, std::byte* unit, std::byte*, int row) {
   for (int run = 0; run < 2; ++run, blocks += Group::Block::kBytes) {
@@ -145,20 +168,26 @@ void place_scales(Mxfp4Group, const std::byte* blocks, std::byte* unit, std::byt
   }
 }
 
+/// Codes of six bits of 4 * Runs runs: Runs of them in each of three lines, whose upper two bits the others have.
+template <int Runs>
+void place_sixes(const std::uint8_t* codes, std::byte* lines, int row) {
+  for (int run = 0; run < Runs; ++run) {
+    const int last = codes[3 * Runs + run];
+    for (int line = 0; line < 3; ++line) {
+      const int two = last >> (2 * line) & 3;
+      lines[kGroupRows * (Runs * line + run) + row] =
+          static_cast<std::byte>(codes[Runs * line + run] | two << 6);
+    }
+  }
+}
+
 template <class Group>
 void place_six_bits(const std::byte* block, std::byte* unit, int row) {
   copy_half(block, unit + Group::kScale, row);
   copy_half(block + 2, unit + Group::kMinimum, row);
   std::uint8_t codes[16];  // scales, then minima, of eight runs
   six_bit_codes(block + 4, codes);
-  for (int run = 0; run < 4; ++run) {
-    const int last = codes[12 + run];
-    for (int line = 0; line < 3; ++line) {
-      const int two = last >> (2 * line) & 3;
-      unit[Group::kScales + kLine * line + kGroupRows * run + row] =
-          static_cast<std::byte>(codes[4 * line + run] | two << 6);
-    }
-  }
+  place_sixes<4>(codes, unit + Group::kScales, row);
 }
 void place_scales(Q4KGroup, const std::byte* blocks, std::byte* unit, std::byte*, int row) {
   place_six_bits<Q4KGroup>(blocks, unit, row);
@@ -167,9 +196,34 @@ void place_scales(Q5KGroup, const std::byte* blocks, std::byte* unit, std::byte*
   place_six_bits<Q5KGroup>(blocks, unit, row);
 }
 
+/// Sixteen bytes, one for each run.
+void place_bytes(const std::byte* stored, std::byte* lines, int row) {
+  for (int run = 0; run < 16; ++run) lines[kGroupRows * run + row] = stored[run];
+}
+
 void place_scales(Q6KGroup, const std::byte* block, std::byte* unit, std::byte* front, int row) {
   copy_half(block + 208, front, row);
-  for (int run = 0; run < 16; ++run) unit[Q6KGroup::kScales + kGroupRows * run + row] = block[192 + run];
+  place_bytes(block + 192, unit + Q6KGroup::kScales, row);
+}
+
+void place_scales(Q2KGroup, const std::byte* block, std::byte* unit, std::byte*, int row) {
+  copy_half(block + Q2K::kScale, unit + Q2KGroup::kScale, row);
+  copy_half(block + Q2K::kMinimum, unit + Q2KGroup::kMinimum, row);
+  place_bytes(block, unit + Q2KGroup::kScales, row);
+}
+
+void place_scales(Q3KGroup, const std::byte* block, std::byte* unit, std::byte* front, int row) {
+  copy_half(block + Q3K::kScale, front, row);
+  std::uint8_t codes[16];
+  Q3K::six_bits(block, codes);
+  place_sixes<4>(codes, unit + Q3KGroup::kScales, row);
+}
+
+void place_scales(Iq4XsGroup, const std::byte* block, std::byte* unit, std::byte*, int row) {
+  copy_half(block, unit + Iq4XsGroup::kScale, row);
+  std::uint8_t codes[8];
+  IQ4_XS::six_bits(block, codes);
+  place_sixes<2>(codes, unit + Iq4XsGroup::kScales, row);
 }
 
 template <class Group>
@@ -202,6 +256,10 @@ void pack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* 
 bool finite_half(const std::byte* p) { return (load_u16(p) & 0x7C00) != 0x7C00; }
 
 bool finite_scales(Q6KGroup, const std::byte* block) { return finite_half(block + 208); }
+bool finite_scales(Q3KGroup, const std::byte* block) { return finite_half(block + Q3K::kScale); }
+bool finite_scales(Q2KGroup, const std::byte* block) {
+  return finite_half(block + Q2K::kScale) && finite_half(block + Q2K::kMinimum);
+}
 bool finite_scales(Mxfp4Group, const std::byte* block) { return byte_at(block, 0) <= MXFP4::kLargest; }
 template <class Group>
 bool finite_scales(Group, const std::byte* block) {

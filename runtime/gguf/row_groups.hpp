@@ -14,9 +14,9 @@ namespace headwater::runtime {
 inline constexpr std::int64_t kRowsOfGroup = 16;
 
 /// Whether rows of n elements are packed in groups: the type is quantised, the processor has kernels for it, and n is
-/// a multiple of 64 (of 256 for the K types).
+/// a multiple of 64 (of 256 for the K types and IQ4_XS).
 [[nodiscard]] bool packs_in_groups(TensorType type, std::int64_t n);
-/// Bytes of a group, whole cache lines: those of sixteen stored rows (Q6_K: up to 32 more). Precondition of this and what
+/// Bytes of a group, whole cache lines: those of sixteen stored rows (Q6_K and Q3_K: up to 32 more). Precondition of this and what
 /// follows: packs_in_groups(type, n).
 [[nodiscard]] std::size_t group_bytes(TensorType type, std::int64_t n);
 /// Packs `count` <= 16 rows, stored one after the other, into `group`; rows after them become zero.

@@ -21,6 +21,9 @@ constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::q6_k, "Q6_K", 14, 256, 210},
     TensorTypeInfo{TensorType::iq4_nl, "IQ4_NL", 20, 32, 18},
     TensorTypeInfo{TensorType::mxfp4, "MXFP4", 39, 32, 17},
+    TensorTypeInfo{TensorType::q2_k, "Q2_K", 10, 256, 84},
+    TensorTypeInfo{TensorType::q3_k, "Q3_K", 11, 256, 110},
+    TensorTypeInfo{TensorType::iq4_xs, "IQ4_XS", 23, 256, 136},
 };
 
 /// ggml's type numbers; empty where a number was withdrawn.
@@ -48,7 +51,7 @@ std::string_view ggml_type_name(std::uint32_t ggml_id) {
 }
 
 std::string_view tensor_type_list() {
-  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4";
+  return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, Q2_K, Q3_K, IQ4_XS";
 }
 
 std::int64_t row_bytes(TensorType type, std::int64_t n) {

@@ -23,7 +23,10 @@ enum class TensorType : std::uint8_t {
   q5_k,
   q6_k,
   iq4_nl,
-  mxfp4
+  mxfp4,
+  q2_k,
+  q3_k,
+  iq4_xs
 };
 
 struct TensorTypeInfo {

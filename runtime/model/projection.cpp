@@ -98,7 +98,11 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
 bool Projection::bytes_pay() const {
   if (precision_ == Precision::f32) return true;
   std::int64_t slow = 0;
-  for (const Piece& piece : pieces_) slow += piece.tensor->type == TensorType::q6_k ? piece.count : 0;
+  for (const Piece& piece : pieces_) {
+    const TensorType type = piece.tensor->type;
+    const bool sixteens = type == TensorType::q6_k || type == TensorType::q2_k || type == TensorType::q3_k;
+    slow += sixteens ? piece.count : 0;
+  }
   return 2 * slow <= width_;
 }
 

@@ -148,8 +148,8 @@ class Projection {
   /// columns [first, last).
   template <typename Action>
   void for_groups(std::int64_t first, std::int64_t last, const Action& action) const;
-  /// Whether bytes are multiplied faster than rows as they are: not beside BF16 where most weights are Q6_K, whose scales for
-  /// every sixteen cost twice as much (.89 to .96 of BF16's rate, Zen 5).
+  /// Whether bytes are multiplied faster than rows as they are: not beside BF16 where most weights are Q6_K, Q2_K or Q3_K, whose
+  /// scales for every sixteen cost twice as much (Q6_K: .89 to .96 of BF16's rate, Zen 5).
   [[nodiscard]] bool bytes_pay() const;
   /// Places of the pieces' groups, or nothing where they stay as the file has them. Returns their bytes.
   std::size_t place_groups();

@@ -14,6 +14,7 @@
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/byte_row.hpp"
 #include "tests/gguf/element_sizes.hpp"
+#include "tests/gguf/exact_products.hpp"
 #include "tests/gguf/lines.hpp"
 #include "tests/gguf/random_rows.hpp"
 
@@ -163,6 +164,30 @@ TEST_P(Bytes, EachRowHasTheBitsThatItHasAlone) {
   }
 }
 
+// To the last bit that of integers of 64 bits: what is left of x once its largest element has two bytes is exact.
+TEST_P(Bytes, ProductsAreThoseOfIntegers) {
+  std::mt19937 random(9);
+  const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
+  for (std::int64_t n = unit; n <= 5 * unit; n += unit) {
+    const RandomRows rows = with_unit_scales(RandomRows(GetParam(), n, 32));
+    UnpackedGroups unpacked(rows);
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const auto products = exact_products(rows, r, random);
+      ASSERT_FALSE(products.empty());
+      for (const ExactProduct& one : products) {
+        ByteRows x(one.x, n);
+        std::vector<float> rounded(one.x.size());
+        for (std::int64_t k = 0; k < n; ++k)
+          rounded[static_cast<std::size_t>(k)] = byte_row_element(x.at(0), k);
+        ASSERT_TRUE(rounded == one.x);
+        float got[32];
+        multiply_bytes(GetParam(), unpacked.memory.data(), 2, n, x.at(0), x.stride(), 1, got, 32);
+        ASSERT_EQ(got[r], static_cast<float>(one.product)) << "row " << r << " of " << n;
+      }
+    }
+  }
+}
+
 // All activations at an end of their range, all codes at an end of theirs: no sum of integers saturates or overflows.
 TEST_P(Bytes, TheLargestProductsAreExact) {
   for (const float sign : {1.0F, -1.0F}) {
@@ -252,7 +277,8 @@ INSTANTIATE_TEST_SUITE_P(Types, Bytes,
                          ::testing::Values(TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
                                            TensorType::q5_0, TensorType::q5_1, TensorType::q4_k,
                                            TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl,
-                                           TensorType::mxfp4),
+                                           TensorType::mxfp4, TensorType::q2_k, TensorType::q3_k,
+                                           TensorType::iq4_xs),
                          name_of);
 
 }  // namespace

@@ -42,6 +42,9 @@ inline std::vector<double> sizes_of(TensorType type, const std::byte* row, std::
     case TensorType::q5_k: return sizes_of<Q5K>(row, n);
     case TensorType::iq4_nl: return sizes_of<IQ4_NL>(row, n);
     case TensorType::mxfp4: return sizes_of<MXFP4>(row, n);
+    case TensorType::q2_k: return sizes_of<Q2K>(row, n);
+    case TensorType::q3_k: return sizes_of<Q3K>(row, n);
+    case TensorType::iq4_xs: return sizes_of<IQ4_XS>(row, n);
     default: return sizes_of<Q6K>(row, n);
   }
 }

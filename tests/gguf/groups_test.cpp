@@ -15,15 +15,17 @@
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/element_sizes.hpp"
+#include "tests/gguf/exact_products.hpp"
 #include "tests/gguf/lines.hpp"
 #include "tests/gguf/random_rows.hpp"
 
 namespace headwater::runtime::testing {
 namespace {
 
-constexpr TensorType kQuantised[] = {TensorType::q8_0,   TensorType::q4_0, TensorType::q4_1, TensorType::q5_0,
-                                     TensorType::q5_1,   TensorType::q4_k, TensorType::q5_k, TensorType::q6_k,
-                                     TensorType::iq4_nl, TensorType::mxfp4};
+constexpr TensorType kQuantised[] = {
+    TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,  TensorType::q5_0,   TensorType::q5_1,
+    TensorType::q4_k, TensorType::q5_k, TensorType::q6_k,  TensorType::iq4_nl, TensorType::mxfp4,
+    TensorType::q2_k, TensorType::q3_k, TensorType::iq4_xs};
 
 struct Group {
   Lines memory;
@@ -169,6 +171,25 @@ TEST_P(Groups, DotProductsAreThoseOfTheirRows) {
       activations.multiply(group, got);
       expect_dot_products(rows, activations, got);
       EXPECT_EQ(got[kRowsOfGroup], 12345.0F);
+    }
+  }
+}
+
+// To the last bit that of integers of 64 bits, in every place of a group.
+TEST_P(Groups, DotProductsAreThoseOfIntegers) {
+  std::mt19937 random(9);
+  const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
+  for (std::int64_t n = unit; n <= 5 * unit; n += unit) {
+    const RandomRows rows = with_unit_scales(RandomRows(GetParam(), n, kRowsOfGroup));
+    Group group(rows);
+    for (std::int64_t r = 0; r < kRowsOfGroup; ++r) {
+      const auto products = exact_products(rows, r, random);
+      ASSERT_FALSE(products.empty());
+      for (const ExactProduct& one : products) {
+        float got[kRowsOfGroup];
+        Activations(GetParam(), one.x).multiply(group, got);
+        ASSERT_EQ(got[r], static_cast<float>(one.product)) << "row " << r << " of " << n;
+      }
     }
   }
 }

@@ -229,14 +229,21 @@ TEST(HostileGguf, Dimensions) {
   EXPECT_THAT(tensor_refusal({33}, 8, 96),
               HasSubstr("rows of 33 elements; of type Q8_0 a row must be a multiple of 32"));
   EXPECT_THAT(tensor_refusal({128, 2}, 14, 96), HasSubstr("of type Q6_K a row must be a multiple of 256"));
+  EXPECT_THAT(tensor_refusal({288}, 10, 96), HasSubstr("of type Q2_K a row must be a multiple of 256"));
+  EXPECT_THAT(tensor_refusal({255}, 11, 96), HasSubstr("of type Q3_K a row must be a multiple of 256"));
+  EXPECT_THAT(tensor_refusal({32, 8}, 23, 96), HasSubstr("of type IQ4_XS a row must be a multiple of 256"));
+  // Bytes of a row: 84, 110 and 136 for 256 elements.
+  EXPECT_THAT(tensor_refusal({512, 3}, 10, 96), HasSubstr("takes 504 bytes at offset 96"));
+  EXPECT_THAT(tensor_refusal({512, 3}, 11, 96), HasSubstr("takes 660 bytes at offset 96"));
+  EXPECT_THAT(tensor_refusal({512, 3}, 23, 96), HasSubstr("takes 816 bytes at offset 96"));
 }
 
 TEST(HostileGguf, TypesThatAreNotReadAreNamed) {
-  EXPECT_THAT(tensor_refusal({256}, 10, 96),
-              HasSubstr("tensor 'third' is of type Q2_K; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
-                        "Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4"));
+  EXPECT_THAT(tensor_refusal({256}, 15, 96),
+              HasSubstr("tensor 'third' is of type Q8_K; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, "
+                        "Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, Q2_K, Q3_K, IQ4_XS"));
   EXPECT_THAT(tensor_refusal({256}, 16, 96), HasSubstr("type IQ2_XXS"));
-  EXPECT_THAT(tensor_refusal({256}, 23, 96), HasSubstr("type IQ4_XS"));
+  EXPECT_THAT(tensor_refusal({256}, 22, 96), HasSubstr("type IQ2_S"));
   EXPECT_THAT(tensor_refusal({256}, 4, 96), HasSubstr("type number 4"));
   EXPECT_THAT(tensor_refusal({256}, 0xFFFFFFFF, 96), HasSubstr("type number 4294967295"));
 }

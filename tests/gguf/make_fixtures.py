@@ -4,7 +4,7 @@
     /tmp/venv/bin/python tests/gguf/make_fixtures.py
 
 types.gguf: for each type T a tensor `T` of stored rows and a tensor `T.values`, what the package makes of them; for a
-quantised one `T.extremes` and `T.extremes.values` besides.
+quantised one `T.extremes` and `T.extremes.values` besides, of some types every 17th value.
 split-0000i-of-00003.gguf: a small model in three files.
 The results are committed; nothing in the build runs this.
 """
@@ -16,10 +16,13 @@ import numpy as np
 
 OUT = pathlib.Path(__file__).parent / "fixtures"
 ROWS, COLUMNS = 3, 512
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4",
+         "Q2_K", "Q3_K", "IQ4_XS"]
 # Where the 16-bit floats of a block stand; everything else of a block may be any byte.
 HALVES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
-          "MXFP4": []}
+          "MXFP4": [], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_XS": [0]}
+# Of the extremes of these types every so many values are written, to keep the file small: one of each run of 16.
+SAMPLED = {"Q2_K": 17, "Q3_K": 17, "IQ4_XS": 17}
 # Of MXFP4 an exponent stands there: those of the smallest scales, of 1, and of the largest whose values are finite.
 EXPONENTS = [0, 1, 2, 3, 127, 128, 129, 252]
 # Bits of a scale and of a minimum: zeros of both signs, subnormal ones, the largest, infinity and NaN.
@@ -108,7 +111,8 @@ def main():
         stored = extreme_rows(rng, name)
         writer.add_tensor(f"{name}.extremes", stored, raw_dtype=kind)
         with np.errstate(invalid="ignore"):  # infinity times zero
-            writer.add_tensor(f"{name}.extremes.values", gguf.quants.dequantize(stored, kind).astype(np.float32))
+            values = gguf.quants.dequantize(stored, kind).astype(np.float32)
+        writer.add_tensor(f"{name}.extremes.values", np.ascontiguousarray(values[:, ::SAMPLED.get(name, 1)]))
     write(writer)
 
     writer = gguf.GGUFWriter(OUT / "split.gguf", "test", split_max_tensors=2)

@@ -20,6 +20,8 @@ inline constexpr unsigned kUnitExponent = 128;
 inline std::vector<std::size_t> halves_of(TensorType type) {
   if (type == TensorType::mxfp4) return {};
   if (type == TensorType::q6_k) return {208};
+  if (type == TensorType::q2_k) return {80, 82};
+  if (type == TensorType::q3_k) return {108};
   for (const TensorType two : {TensorType::q4_1, TensorType::q5_1, TensorType::q4_k, TensorType::q5_k}) {
     if (type == two) return {0, 2};
   }
@@ -52,16 +54,21 @@ struct RandomRows {
   [[nodiscard]] const std::byte* row(std::int64_t r) const { return bytes.data() + r * row_bytes(type, n); }
 };
 
+/// All scales of blocks and all minima are one.
+inline RandomRows with_unit_scales(RandomRows rows) {
+  const auto block = static_cast<std::size_t>(tensor_type_info(rows.type).block_bytes);
+  for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
+    for (const std::size_t half : halves_of(rows.type)) put_half(rows.bytes.data() + at + half, 0x3C00);
+    if (rows.type == TensorType::mxfp4) rows.bytes[at] = std::byte{kUnitExponent};
+  }
+  return rows;
+}
+
 /// Sixteen rows of 256 elements whose codes have these bits, with scales and minima of one.
 inline RandomRows rows_of_bits(TensorType type, int bits) {
   RandomRows rows(type, 256, 16);
-  const auto block = static_cast<std::size_t>(tensor_type_info(type).block_bytes);
   std::fill(rows.bytes.begin(), rows.bytes.end(), static_cast<std::byte>(bits));
-  for (std::size_t at = 0; at < rows.bytes.size(); at += block) {
-    for (const std::size_t half : halves_of(type)) put_half(rows.bytes.data() + at + half, 0x3C00);
-    if (type == TensorType::mxfp4) rows.bytes[at] = std::byte{kUnitExponent};
-  }
-  return rows;
+  return with_unit_scales(rows);
 }
 
 }  // namespace headwater::runtime::testing

@@ -213,6 +213,7 @@ std::vector<std::vector<Level>> factors() {
       {types({TensorType::f32}), types({TensorType::f16}), types({TensorType::bf16}),
        types({TensorType::q8_0}), types({TensorType::q4_k, TensorType::q4_k, TensorType::q6_k}),
        types({TensorType::mxfp4, TensorType::iq4_nl, TensorType::q8_0}),
+       types({TensorType::q2_k, TensorType::iq4_xs, TensorType::q3_k, TensorType::q6_k}),
        types({TensorType::q5_k, TensorType::f16, TensorType::q5_0, TensorType::q8_0, TensorType::q4_k}),
        types({TensorType::q4_0, TensorType::f32, TensorType::q4_1, TensorType::q6_k, TensorType::bf16,
               TensorType::q5_1, TensorType::q8_0})},

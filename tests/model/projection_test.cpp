@@ -330,7 +330,8 @@ TEST(Projection, OfTheSizesOfModels) {
                         {TensorType::q4_0, 4896, 96, 21},       {TensorType::f16, 14336, 260, 21},
                         {TensorType::f16, 53248, 70, 21},       {TensorType::q8_0, 53248, 70, 21},
                         {TensorType::q4_1, 576, 1536, 85},      {TensorType::q5_0, 1536, 579, 21},
-                        {TensorType::q5_1, 4896, 96, 21}};
+                        {TensorType::q5_1, 4896, 96, 21},       {TensorType::q2_k, 4864, 579, 21},
+                        {TensorType::q3_k, 14336, 260, 21},     {TensorType::iq4_xs, 2048, 1030, 21}};
   for (const auto& [type, depth, width, rows] : cases) {
     const LargeMatrix matrix(type, depth, width);
     const auto x = random_rows(rows, depth);
@@ -371,12 +372,15 @@ TEST(Projection, InBytesOfTheSizesOfModels) {
         Case{TensorType::q4_0, 896, 4867, 21}, Case{TensorType::q5_k, 4096, 1024, 21},
         Case{TensorType::q8_0, 64, 300, 4096 + 335}, Case{TensorType::q8_0, 64, 20, 65536 + 335},
         Case{TensorType::q4_1, 576, 1536, 85}, Case{TensorType::q5_0, 1536, 579, 21},
-        Case{TensorType::q5_1, 4928, 96, 21}, Case{TensorType::q8_0, 53248, 70, 21}}) {
+        Case{TensorType::q5_1, 4928, 96, 21}, Case{TensorType::q8_0, 53248, 70, 21},
+        Case{TensorType::q2_k, 4864, 579, 21}, Case{TensorType::q3_k, 14336, 260, 21},
+        Case{TensorType::iq4_xs, 2048, 1030, 21}}) {
     SCOPED_TRACE(fmt::format("{} {} to {}", tensor_type_info(type).name, depth, width));
     const LargeMatrix matrix(type, depth, width);
     Packed packed(Precision::int8, {{&matrix.tensor, 0, width}}, 2);
-    // Most of it Q6_K: only where the processor has no BF16.
-    ASSERT_EQ(packed.projection->in_bytes(), type != TensorType::q6_k || row_type == Precision::f32);
+    // Most of it of a type with scales for every sixteen: only where the processor has no BF16.
+    const bool slow = type == TensorType::q6_k || type == TensorType::q2_k || type == TensorType::q3_k;
+    ASSERT_EQ(packed.projection->in_bytes(), !slow || row_type == Precision::f32);
     if (!packed.projection->in_bytes()) continue;
     EXPECT_FALSE(packed.projection->reads_file());
     const Operand x(random_rows(rows, depth), row_type);
@@ -402,13 +406,14 @@ TEST(Projection, InBytesWithSeveralTypes) {
     const LargeMatrix matrices[] = {{TensorType::q6_k, kDepth, 2 * count},
                                     {TensorType::q4_k, kDepth, 2 * count},
                                     {TensorType::q8_0, kDepth, 2 * count},
-                                    {TensorType::q5_1, kDepth, 2 * count}};
+                                    {TensorType::q5_1, kDepth, 2 * count},
+                                    {TensorType::iq4_xs, kDepth, 2 * count}};
     std::vector<RowRange> ranges;
     // Of 16 columns, a panel has as many parts as it can.
     for (const std::int64_t first : {std::int64_t{0}, count, std::int64_t{0}, count}) {
       for (const LargeMatrix& matrix : matrices) ranges.push_back({&matrix.tensor, first, count});
     }
-    const std::int64_t width = 16 * count;
+    const std::int64_t width = 20 * count;
     Packed packed(Precision::int8, ranges, 3);
     ASSERT_TRUE(packed.projection->in_bytes());
     const Collect got(kRows, width);
@@ -632,12 +637,13 @@ TEST(Projection, RowsForSeveralQuantisedTypes) {
   for (const std::int64_t depth : {512, 4864}) {
     auto x = random_rows(kRows, depth);
     for (const std::int64_t count : {48, 50}) {  // in groups of rows, and as stored
-      const LargeMatrix matrices[] = {{TensorType::q6_k, depth, count}, {TensorType::q4_k, depth, count},
-                                      {TensorType::q5_k, depth, count}, {TensorType::q4_0, depth, count},
-                                      {TensorType::q8_0, depth, count}, {TensorType::q4_1, depth, count},
-                                      {TensorType::q5_0, depth, count}, {TensorType::q5_1, depth, count},
-                                      {TensorType::f32, depth, count}};
-      for (const std::size_t types : {2U, 8U, 9U}) {
+      const LargeMatrix matrices[] = {{TensorType::q6_k, depth, count},   {TensorType::q4_k, depth, count},
+                                      {TensorType::q5_k, depth, count},   {TensorType::q4_0, depth, count},
+                                      {TensorType::q8_0, depth, count},   {TensorType::q4_1, depth, count},
+                                      {TensorType::q5_0, depth, count},   {TensorType::q5_1, depth, count},
+                                      {TensorType::q2_k, depth, count},   {TensorType::q3_k, depth, count},
+                                      {TensorType::iq4_xs, depth, count}, {TensorType::f32, depth, count}};
+      for (const std::size_t types : {2U, 11U, 12U}) {
         SCOPED_TRACE(fmt::format("{} types of {} rows of {}", types, count, depth));
         std::vector<RowRange> ranges;
         for (std::size_t i = 0; i < types; ++i) ranges.push_back({&matrices[i].tensor, 0, count});

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kSmall =
     32;  // elements of a block of Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1, and of a sub-block of Q4_K and Q5_K
-constexpr std::size_t kSuper = 256;  // elements of a block of the K types
+constexpr std::size_t kSuper = 256;   // elements of a block of the K types and IQ4_XS
+constexpr std::size_t kSixteen = 16;  // of a sub-block of Q2_K, Q3_K and Q6_K
 
 /// The nearest F16 of a finite number below its range's end.
 std::uint16_t half_bits(double value) {
@@ -104,71 +105,131 @@ void q45_1(std::span<const float> block, int most, Writer& out) {
   for (std::size_t i = 0; i < kSmall / 2; ++i) out.byte(codes[i] | codes[i + kSmall / 2] << 4);
 }
 
-/// Q4_K and Q5_K: x = (d scale) code - (dmin minimum), scale and minimum of six bits for each sub-block.
+/// A super-block: x = (d factor) code - (dmin minimum), with a factor, and a minimum, for each sub-block.
+struct SuperBlock {
+  std::uint16_t d = 0;
+  std::uint16_t dmin = 0;
+  std::vector<int> factor;
+  std::vector<int> minimum;
+  std::array<int, kSuper> codes{};
+
+  [[nodiscard]] double scale(std::size_t sub_block) const { return half_value(d) * factor[sub_block]; }
+};
+
+/// Codes from 0 to `most`, factors and minima from 0 to `most_factor`.
+SuperBlock with_minima(std::span<const float> block, std::size_t sub_size, int most, int most_factor) {
+  SuperBlock made;
+  std::vector<double> scale;
+  std::vector<double> minimum;
+  for (std::size_t at = 0; at < kSuper; at += sub_size) {
+    const auto sub = block.subspan(at, sub_size);
+    minimum.push_back(std::max(0.0, -static_cast<double>(*std::min_element(sub.begin(), sub.end()))));
+    scale.push_back(std::max(0.0, *std::max_element(sub.begin(), sub.end()) + minimum.back()) / most);
+  }
+  made.d = half_bits(*std::max_element(scale.begin(), scale.end()) / most_factor);
+  made.dmin = half_bits(*std::max_element(minimum.begin(), minimum.end()) / most_factor);
+  const double dmin = half_value(made.dmin);
+  for (std::size_t s = 0; s < scale.size(); ++s) {
+    made.factor.push_back(code(scale[s], half_value(made.d), 0, most_factor));
+    made.minimum.push_back(code(minimum[s], dmin, 0, most_factor));
+  }
+  for (std::size_t i = 0; i < kSuper; ++i) {
+    const std::size_t s = i / sub_size;
+    made.codes[i] = code(block[i] + dmin * made.minimum[s], made.scale(s), 0, most);
+  }
+  return made;
+}
+
+/// Codes from -most on, factors of both signs and no minima.
+SuperBlock without_minima(std::span<const float> block, std::size_t sub_size, int most, int most_factor) {
+  SuperBlock made;
+  std::vector<double> scale;
+  double largest = 0;
+  for (std::size_t at = 0; at < kSuper; at += sub_size) {
+    scale.push_back(extreme(block.subspan(at, sub_size)) / -most);
+    largest = std::max(largest, std::fabs(scale.back()));
+  }
+  made.d = half_bits(largest / most_factor);
+  for (const double own : scale)
+    made.factor.push_back(code(own, half_value(made.d), -most_factor, most_factor));
+  for (std::size_t i = 0; i < kSuper; ++i) {
+    made.codes[i] = code(block[i], made.scale(i / sub_size), -most, most - 1);
+  }
+  return made;
+}
+
+/// Bit s of byte i is bit `bit` of the code of element i of the s-th 32.
+void bits_of_all(const std::array<int, kSuper>& codes, int bit, Writer& out) {
+  for (std::size_t i = 0; i < kSmall; ++i) {
+    int bits = 0;
+    for (std::size_t s = 0; s < kSuper / kSmall; ++s) bits |= (codes[s * kSmall + i] >> bit & 1) << s;
+    out.byte(bits);
+  }
+}
+
+/// Each half: two bits, from `bit` on, of the codes of four times 32 elements in 32 bytes.
+void two_bits(const std::array<int, kSuper>& codes, int bit, Writer& out) {
+  for (std::size_t half = 0; half < kSuper; half += kSuper / 2) {
+    for (std::size_t i = 0; i < kSmall; ++i) {
+      int bits = 0;
+      for (std::size_t part = 0; part < 4; ++part)
+        bits |= (codes[half + part * kSmall + i] >> bit & 3) << (2 * part);
+      out.byte(bits);
+    }
+  }
+}
+
+/// Q4_K and Q5_K: factors and minima of six bits for each 32 elements.
 void q45_k(std::span<const float> block, int most, Writer& out) {
   constexpr std::size_t kSubs = kSuper / kSmall;
-  constexpr int kMostSix = 63;
-  std::array<double, kSubs> scale{};
-  std::array<double, kSubs> minimum{};
-  for (std::size_t s = 0; s < kSubs; ++s) {
-    const auto sub = block.subspan(s * kSmall, kSmall);
-    minimum[s] = std::max(0.0, -static_cast<double>(*std::min_element(sub.begin(), sub.end())));
-    scale[s] = std::max(0.0, *std::max_element(sub.begin(), sub.end()) + minimum[s]) / most;
-  }
-  const std::uint16_t d = half_bits(*std::max_element(scale.begin(), scale.end()) / kMostSix);
-  const std::uint16_t dmin = half_bits(*std::max_element(minimum.begin(), minimum.end()) / kMostSix);
-  out.half(d);
-  out.half(dmin);
-  std::array<int, kSubs> six{};
-  std::array<int, kSubs> six_minimum{};
-  for (std::size_t s = 0; s < kSubs; ++s) {
-    six[s] = code(scale[s], half_value(d), 0, kMostSix);
-    six_minimum[s] = code(minimum[s], half_value(dmin), 0, kMostSix);
-  }
+  const SuperBlock made = with_minima(block, kSmall, most, 63);
+  const std::vector<int>& six = made.factor;
+  const std::vector<int>& six_minimum = made.minimum;
+  out.half(made.d);
+  out.half(made.dmin);
   // Twelve bytes: six bits of the first four scales and minima with the upper two of the last four above them; then the
   // lower four of those.
   for (std::size_t s = 0; s < 4; ++s) out.byte(six[s] | six[s + 4] >> 4 << 6);
   for (std::size_t s = 0; s < 4; ++s) out.byte(six_minimum[s] | six_minimum[s + 4] >> 4 << 6);
   for (std::size_t s = 4; s < kSubs; ++s) out.byte((six[s] & 15) | (six_minimum[s] & 15) << 4);
-
-  std::array<int, kSuper> codes{};
-  for (std::size_t i = 0; i < kSuper; ++i) {
-    const std::size_t s = i / kSmall;
-    codes[i] = code(block[i] + half_value(dmin) * six_minimum[s], half_value(d) * six[s], 0, most);
-  }
-  if (most == 31) {
-    // The fifth bits: bit s of byte i is that of element i of sub-block s.
-    for (std::size_t i = 0; i < kSmall; ++i) {
-      int bits = 0;
-      for (std::size_t s = 0; s < kSubs; ++s) bits |= (codes[s * kSmall + i] >> 4) << s;
-      out.byte(bits);
-    }
-  }
+  if (most == 31) bits_of_all(made.codes, 4, out);
   for (std::size_t s = 0; s < kSubs; s += 2) {
     for (std::size_t i = 0; i < kSmall; ++i) {
-      out.byte((codes[s * kSmall + i] & 15) | (codes[(s + 1) * kSmall + i] & 15) << 4);
+      out.byte((made.codes[s * kSmall + i] & 15) | (made.codes[(s + 1) * kSmall + i] & 15) << 4);
     }
   }
 }
 
-/// x = d scale (code - 32), scales of eight bits for each sixteen elements.
-void q6_k(std::span<const float> block, Writer& out) {
-  constexpr std::size_t kSub = 16;
-  constexpr std::size_t kHalf = kSuper / 2;
-  std::array<double, kSuper / kSub> scale{};
-  double most = 0;
-  for (std::size_t s = 0; s < scale.size(); ++s) {
-    scale[s] = extreme(block.subspan(s * kSub, kSub)) / -32;
-    most = std::max(most, std::fabs(scale[s]));
+/// Factors and minima of four bits for each sixteen elements.
+void q2_k(std::span<const float> block, Writer& out) {
+  const SuperBlock made = with_minima(block, kSixteen, 3, 15);
+  for (std::size_t s = 0; s < made.factor.size(); ++s) out.byte(made.factor[s] | made.minimum[s] << 4);
+  two_bits(made.codes, 0, out);
+  out.half(made.d);
+  out.half(made.dmin);
+}
+
+/// Factors of six bits, less 32, for each sixteen elements; codes less 4.
+void q3_k(std::span<const float> block, Writer& out) {
+  SuperBlock made = without_minima(block, kSixteen, 4, 31);
+  for (int& one : made.codes) one += 4;
+  bits_of_all(made.codes, 2, out);
+  two_bits(made.codes, 0, out);
+  const auto six = [&](std::size_t s) { return made.factor[s] + 32; };
+  for (std::size_t s = 0; s < 8; ++s) out.byte((six(s) & 15) | (six(s + 8) & 15) << 4);
+  for (std::size_t s = 0; s < 4; ++s) {
+    out.byte(six(s) >> 4 | six(s + 4) >> 4 << 2 | six(s + 8) >> 4 << 4 | six(s + 12) >> 4 << 6);
   }
-  const std::uint16_t d = half_bits(most / 127);
-  std::array<int, kSuper / kSub> eight{};
-  for (std::size_t s = 0; s < scale.size(); ++s) eight[s] = code(scale[s], half_value(d), -127, 127);
-  std::array<int, kSuper> codes{};
-  for (std::size_t i = 0; i < kSuper; ++i)
-    codes[i] = code(block[i], half_value(d) * eight[i / kSub], -32, 31) + 32;
+  out.half(made.d);
+}
+
+/// Factors of eight bits for each sixteen elements; codes less 32.
+void q6_k(std::span<const float> block, Writer& out) {
+  constexpr std::size_t kHalf = kSuper / 2;
+  SuperBlock made = without_minima(block, kSixteen, 32, 127);
+  for (int& one : made.codes) one += 32;
   const auto at = [&](std::size_t half, std::size_t quarter, std::size_t i) {
-    return codes[half * kHalf + quarter * kSmall + i];
+    return made.codes[half * kHalf + quarter * kSmall + i];
   };
   for (std::size_t half = 0; half < 2; ++half) {
     for (std::size_t quarter = 0; quarter < 2; ++quarter) {
@@ -177,16 +238,9 @@ void q6_k(std::span<const float> block, Writer& out) {
       }
     }
   }
-  for (std::size_t half = 0; half < 2; ++half) {
-    for (std::size_t i = 0; i < kSmall; ++i) {
-      int bits = 0;
-      for (std::size_t quarter = 0; quarter < 4; ++quarter)
-        bits |= (at(half, quarter, i) >> 4) << (2 * quarter);
-      out.byte(bits);
-    }
-  }
-  for (const int s : eight) out.byte(s);
-  out.half(d);
+  two_bits(made.codes, 4, out);
+  for (const int s : made.factor) out.byte(s);
+  out.half(made.d);
 }
 
 /// The nearest of sixteen values to x.
@@ -204,12 +258,28 @@ void nibbles(std::span<const float> block, const std::array<int, 16>& values, do
   for (std::size_t i = 0; i < kSmall / 2; ++i) out.byte(place(i) | place(i + kSmall / 2) << 4);
 }
 
+/// The values of IQ4_NL and IQ4_XS.
+constexpr std::array<int, 16> kIq4 = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+
 /// x = d value, one of a table.
 void iq4_nl(std::span<const float> block, Writer& out) {
   const std::uint16_t d = half_bits(extreme(block) / -127);
   out.half(d);
-  nibbles(block, {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, half_value(d),
-          out);
+  nibbles(block, kIq4, half_value(d), out);
+}
+
+/// x = d (factor - 32) value, factors of six bits for each 32 elements.
+void iq4_xs(std::span<const float> block, Writer& out) {
+  const SuperBlock made = without_minima(block, kSmall, 127, 31);
+  const auto six = [&](std::size_t s) { return made.factor[s] + 32; };
+  unsigned upper = 0;
+  for (std::size_t s = 0; s < kSuper / kSmall; ++s) upper |= static_cast<unsigned>(six(s) >> 4) << (2 * s);
+  out.half(made.d);
+  out.half(static_cast<std::uint16_t>(upper));
+  for (std::size_t s = 0; s < kSuper / kSmall; s += 2) out.byte((six(s) & 15) | (six(s + 1) & 15) << 4);
+  for (std::size_t s = 0; s < kSuper / kSmall; ++s)
+    nibbles(block.subspan(s * kSmall, kSmall), kIq4, made.scale(s), out);
 }
 
 /// x = 2^(e - 128) value, one of a table whose largest is 12.
@@ -238,6 +308,9 @@ void append_quantised(TensorType type, std::span<const float> row, std::vector<s
       case TensorType::q6_k: q6_k(values, writer); break;
       case TensorType::iq4_nl: iq4_nl(values, writer); break;
       case TensorType::mxfp4: mxfp4(values, writer); break;
+      case TensorType::q2_k: q2_k(values, writer); break;
+      case TensorType::q3_k: q3_k(values, writer); break;
+      case TensorType::iq4_xs: iq4_xs(values, writer); break;
       case TensorType::f16: writer.half(half_bits(static_cast<double>(values[0]))); break;
       case TensorType::bf16:
         writer.half(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[0]) >> 16));

@@ -145,9 +145,10 @@ TEST_P(Quantised, IsWhatItsBlocksStandFor) {
 
 // As files have them: matrices of one product in several types, others in other layers; some of them not quantised.
 TEST(QuantisedTypes, MixedInOneModel) {
-  constexpr TensorType kAll[] = {TensorType::q4_k, TensorType::q6_k,  TensorType::q8_0,  TensorType::q4_1,
-                                 TensorType::f32,  TensorType::q5_0,  TensorType::q5_k,  TensorType::q5_1,
-                                 TensorType::q4_0, TensorType::mxfp4, TensorType::iq4_nl};
+  constexpr TensorType kAll[] = {TensorType::q4_k, TensorType::q6_k,  TensorType::q8_0,   TensorType::q4_1,
+                                 TensorType::f32,  TensorType::q5_0,  TensorType::q5_k,   TensorType::q5_1,
+                                 TensorType::q4_0, TensorType::mxfp4, TensorType::iq4_nl, TensorType::q2_k,
+                                 TensorType::q3_k, TensorType::iq4_xs};
   // ggml's own mixture: values and the last matrix of the feed-forward in more bits, in every other layer.
   (void)expect_what_blocks_stand_for([](const std::string& name) {
     const bool more = name.find("attn_v") != std::string::npos || name.find("ffn_down") != std::string::npos;
@@ -177,7 +178,9 @@ INSTANTIATE_TEST_SUITE_P(Types, Quantised,
                                            Case{TensorType::q5_k, 0.01}, Case{TensorType::q4_k, 0.012},
                                            Case{TensorType::q4_0, 0.055}, Case{TensorType::q4_1, 0.045},
                                            Case{TensorType::q5_0, 0.05}, Case{TensorType::q5_1, 0.018},
-                                           Case{TensorType::iq4_nl, 0.05}, Case{TensorType::mxfp4, 0.15}),
+                                           Case{TensorType::iq4_nl, 0.05}, Case{TensorType::mxfp4, 0.15},
+                                           Case{TensorType::q2_k, 1.1}, Case{TensorType::q3_k, 0.17},
+                                           Case{TensorType::iq4_xs, 0.05}),
                          [](const auto& one) { return std::string(tensor_type_info(one.param.type).name); });
 
 }  // namespace

@@ -104,8 +104,8 @@ std::uint16_t bf16_of(float value) {
 
 void put(std::byte* at, std::uint16_t value) { std::memcpy(at, &value, sizeof value); }
 
-/// Deviations of what uniformly random bits of a block stand for, where its scale is 1. K types: a six-bit or signed
-/// eight-bit scale of a run times a code.
+/// Deviations of what uniformly random bits of a block stand for, where its scale is 1. K types and IQ4_XS: a scale of four or
+/// six bits or a signed one of six or eight for a run, times a code.
 constexpr float kDeviationQ8 = 73.9F;
 constexpr float kDeviationQ4 = 4.61F;
 constexpr float kDeviationQ5 = 9.23F;
@@ -114,9 +114,13 @@ constexpr float kDeviationQ5K = 470.0F;
 constexpr float kDeviationIq4 = 67.4F;
 constexpr float kDeviationMxfp4 = 5.85F;
 constexpr float kDeviationQ6K = 1366.0F;
+constexpr float kDeviationQ2K = 13.9F;
+constexpr float kDeviationQ3K = 43.3F;
+constexpr float kDeviationIq4Xs = 1245.0F;
 // Minima that leave no mean: half of the largest code.
 constexpr float kMeanQ4 = 7.5F;
 constexpr float kMeanQ5 = 15.5F;
+constexpr float kMeanQ2 = 1.5F;
 
 /// One block of random bits with scales that make `deviation`.
 void random_block(TensorType type, float deviation, Random& random, std::byte* block) {
@@ -143,6 +147,12 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
       put(block, half_of(deviation / kDeviationQ5K));
       put(block + 2, half_of(deviation / kDeviationQ5K * kMeanQ5));
       break;
+    case TensorType::q2_k:
+      put(block + bytes - 4, half_of(deviation / kDeviationQ2K));
+      put(block + bytes - 2, half_of(deviation / kDeviationQ2K * kMeanQ2));
+      break;
+    case TensorType::q3_k: put(block + bytes - 2, half_of(deviation / kDeviationQ3K)); break;
+    case TensorType::iq4_xs: put(block, half_of(deviation / kDeviationIq4Xs)); break;
     case TensorType::iq4_nl: put(block, half_of(deviation / kDeviationIq4)); break;
     case TensorType::mxfp4:  // a power of two: the nearest to the deviation
       *block = static_cast<std::byte>(128 + std::lround(std::log2(deviation / kDeviationMxfp4)));

@@ -71,6 +71,7 @@ struct Avx2Words {
     const __m256i all = _mm256_set1_epi16(bits);
     return {_mm256_and_si256(a.first, all), _mm256_and_si256(a.last, all)};
   }
+  static Words all(short value) { return {_mm256_set1_epi16(value), _mm256_set1_epi16(value)}; }
   static Words minus(Words a, short b) {
     const __m256i all = _mm256_set1_epi16(b);
     return {_mm256_sub_epi16(a.first, all), _mm256_sub_epi16(a.last, all)};

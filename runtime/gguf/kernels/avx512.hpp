@@ -55,6 +55,7 @@ struct Avx512Words {
   static Words sixteens(std::uint32_t bits) { return _mm512_maskz_set1_epi16(bits, 16); }
   static Words both(Words a, Words b) { return _mm512_or_si512(a, b); }
   static Words mask(Words a, short bits) { return _mm512_and_si512(a, _mm512_set1_epi16(bits)); }
+  static Words all(short value) { return _mm512_set1_epi16(value); }
   static Words minus(Words a, short b) { return _mm512_sub_epi16(a, _mm512_set1_epi16(b)); }
   template <int K>
   static Words right(Words a) {

@@ -325,6 +325,9 @@ constexpr RowKernels make_kernels() {
   kernels.dot_fixed[5] = dot_one<dot_fixed_blocks<Avx512Words, Q4_1, 1>>;
   kernels.dot_fixed[6] = dot_one<dot_fixed_blocks<Avx512Words, Q5_0, 1>>;
   kernels.dot_fixed[7] = dot_one<dot_fixed_blocks<Avx512Words, Q5_1, 1>>;
+  kernels.dot_fixed[13] = dot_one<dot_fixed_q2_k<Avx512Words, 1>>;
+  kernels.dot_fixed[14] = dot_one<dot_fixed_q3_k<Avx512Words, 1>>;
+  kernels.dot_fixed[15] = dot_one<dot_fixed_iq4_xs<Avx512Words, 1>>;
   kernels.dot_fixed[8] = dot_minima<Four>;
   kernels.dot_fixed[9] = dot_minima<Five>;
   kernels.dot_fixed[10] = dot_q6_k;

@@ -53,7 +53,8 @@ inline void unpack_pair(const Unit& unit, std::byte* out) {
     for (int run = 0; run < 2; ++run) {
       _mm512_store_ps(to[run] + Run::kScales, unit.scale(2 * Pair + run, part));
       _mm512_store_si512(to[run] + Run::kStarts, _mm512_sub_epi32(_mm512_setzero_si512(), sums[run]));
-      if constexpr (Unit::kMinima) _mm512_store_ps(to[run] + Run::kMinima, unit.minimum(2 * Pair + run));
+      if constexpr (Unit::kMinima)
+        _mm512_store_ps(to[run] + Run::kMinima, unit.minimum(2 * Pair + run, part));
     }
   }
 }
@@ -176,12 +177,14 @@ template <class Unit, int Groups>
 inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::int64_t n,
                           const std::byte* const (&x)[kTileRows], float* const (&out)[kTileRows]) {
   using Run = UnpackedRun<Unit>;
+  [[maybe_unused]] const __m512i one = _mm512_set1_epi8(1);
   __m512 sums[kTileRows][Groups];
   for (int r = 0; r < kTileRows; ++r) {
     for (int g = 0; g < Groups; ++g) sums[r][g] = _mm512_setzero_ps();
   }
   for (std::int64_t at = 0; at < n; at += Run::kElements, unpacked += Run::kBytes) {
     __m512i products[kTileRows][Groups];
+    [[maybe_unused]] __m512i x_sums[kTileRows];  // of the run's codes, in every lane
     const std::int64_t run = at / kFixedRun * kByteRun;
     const std::int64_t codes_at = run + at % kFixedRun;
     const std::int64_t factors = run + kFixedRun;
@@ -197,6 +200,11 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
         from %= kLine * Run::kLines;
       }
       const __m512i own = _mm512_set1_epi32(high);
+      if constexpr (kHalfMinima<Unit>) {
+        const __m512i more = _mm512_dpbusd_epi32(_mm512_setzero_si512(), own, one);
+        x_sums[r] = _mm512_add_epi32(_mm512_set1_epi32(-kOffset * Run::kElements),
+                                     _mm512_slli_epi32(more, kHighBits));
+      }
       for (int g = 0; g < Groups; ++g) {
         const __m512i more =
             _mm512_dpbusd_epi32(_mm512_setzero_si512(), own, load(unpacked + g * apart + from));
@@ -209,17 +217,22 @@ inline void multiply_tile(const std::byte* unpacked, std::int64_t apart, std::in
       for (int r = 0; r < kTileRows; ++r) {
         const __m512i own = four_bytes_each(x[r] + codes_at + 4 * line);
         for (int g = 0; g < Groups; ++g) products[r][g] = _mm512_dpbusd_epi32(products[r][g], own, codes[g]);
+        if constexpr (kHalfMinima<Unit>) x_sums[r] = _mm512_dpbusd_epi32(x_sums[r], own, one);
       }
     }
     for (int g = 0; g < Groups; ++g) {
-      const __m512 scales = _mm512_load_ps(unpacked + g * apart + Run::kScales);
+      const std::byte* const own = unpacked + g * apart;
       for (int r = 0; r < kTileRows; ++r) {
-        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r][g]), scales);
+        __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r][g]), _mm512_load_ps(own + Run::kScales));
+        if constexpr (kHalfMinima<Unit>) {
+          scaled =
+              _mm512_fnmadd_ps(_mm512_load_ps(own + Run::kMinima), _mm512_cvtepi32_ps(x_sums[r]), scaled);
+        }
         sums[r][g] =
             _mm512_fmadd_ps(scaled, float_each(x[r] + factors + offsetof(RunFactors, scale)), sums[r][g]);
       }
-      if constexpr (Unit::kMinima) {
-        const __m512 minima = _mm512_load_ps(unpacked + g * apart + Run::kMinima);
+      if constexpr (Unit::kMinima && !kHalfMinima<Unit>) {
+        const __m512 minima = _mm512_load_ps(own + Run::kMinima);
         for (int r = 0; r < kTileRows; ++r) {
           sums[r][g] =
               _mm512_fnmadd_ps(minima, float_each(x[r] + factors + offsetof(RunFactors, sum)), sums[r][g]);
@@ -263,12 +276,13 @@ constinit const ByteKernels avx512vnni_byte_kernels = {
     bf16_to_bytes,
     {nullptr, nullptr, nullptr, unpacked_bytes<Q8_0Unit>, unpacked_bytes<Q4_0Unit>, unpacked_bytes<Q4_1Unit>,
      unpacked_bytes<Q5_0Unit>, unpacked_bytes<Q5_1Unit>, unpacked_bytes<Q4KUnit>, unpacked_bytes<Q5KUnit>,
-     unpacked_bytes<Q6KUnit>, unpacked_bytes<Iq4NlUnit>, unpacked_bytes<Mxfp4Unit>},
+     unpacked_bytes<Q6KUnit>, unpacked_bytes<Iq4NlUnit>, unpacked_bytes<Mxfp4Unit>, unpacked_bytes<Q2KUnit>,
+     unpacked_bytes<Q3KUnit>, unpacked_bytes<Iq4XsUnit>},
     {nullptr, nullptr, nullptr, unpack<Q8_0Unit>, unpack<Q4_0Unit>, unpack<Q4_1Unit>, unpack<Q5_0Unit>,
      unpack<Q5_1Unit>, unpack<Q4KUnit>, unpack<Q5KUnit>, unpack<Q6KUnit>, unpack<Iq4NlUnit>,
-     unpack<Mxfp4Unit>},
+     unpack<Mxfp4Unit>, unpack<Q2KUnit>, unpack<Q3KUnit>, unpack<Iq4XsUnit>},
     {nullptr, nullptr, nullptr, multiply<Q8_0Unit>, multiply<Q4_0Unit>, multiply<Q4_1Unit>,
      multiply<Q5_0Unit>, multiply<Q5_1Unit>, multiply<Q4KUnit>, multiply<Q5KUnit>, multiply<Q6KUnit>,
-     multiply<Iq4NlUnit>, multiply<Mxfp4Unit>}};
+     multiply<Iq4NlUnit>, multiply<Mxfp4Unit>, multiply<Q2KUnit>, multiply<Q3KUnit>, multiply<Iq4XsUnit>}};
 
 }  // namespace headwater::runtime

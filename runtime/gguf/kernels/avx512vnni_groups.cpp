@@ -15,6 +15,7 @@ inline void store_int(std::byte* p, int value) { __builtin_memcpy(p, &value, siz
 template <class Unit>
 void arrange(const FixedRow& x, std::int64_t n, std::byte* out) {
   constexpr int kZero = Unit::Layout::kZero;
+  static_assert(!kHalfMinima<Unit> || kZero == 0);
   for (std::int64_t run = 0; run < n / kFixedRun; ++run, out += GroupRun::kBytes) {
     const int factor = run % 2 == 0 ? 1 : 1 << Unit::Layout::kHighShift;
     const __m512i codes = _mm512_loadu_si512(x.codes + run * kFixedRun);
@@ -23,12 +24,17 @@ void arrange(const FixedRow& x, std::int64_t n, std::byte* out) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(high));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + GroupRun::kLow), _mm512_cvtepi16_epi8(codes));
     store_float(out + GroupRun::kScale, x.scales[run] / static_cast<float>(factor));
-    store_float(out + GroupRun::kSum, x.sums[run]);
     const __m512i pairs = _mm512_madd_epi16(codes, _mm512_set1_epi16(1));
     const int first = _mm512_mask_reduce_add_epi32(0x00FF, pairs);
     const int second = _mm512_mask_reduce_add_epi32(0xFF00, pairs);
-    store_int(out + GroupRun::kStart, -kZero * factor * (Unit::kParts == 1 ? first + second : first));
-    store_int(out + GroupRun::kStart + 4, -kZero * factor * second);
+    if constexpr (kHalfMinima<Unit>) {
+      store_float(out + GroupRun::kSum, static_cast<float>(factor * first));
+      store_float(out + GroupRun::kSum + 4, static_cast<float>(factor * second));
+    } else {
+      store_float(out + GroupRun::kSum, x.sums[run]);
+      store_int(out + GroupRun::kStart, -kZero * factor * (Unit::kParts == 1 ? first + second : first));
+      store_int(out + GroupRun::kStart + 4, -kZero * factor * second);
+    }
   }
 }
 
@@ -72,14 +78,22 @@ inline void add_pair(__m512 (&sums)[R], const Unit& unit, const std::byte* const
     for (int run = 0; run < 2; ++run) {
       const __m512 scale = unit.scale(2 * Pair + run, part);
       for (int r = 0; r < R; ++r) {
-        const __m512 own = float_each(x[r] + at + GroupRun::kBytes * run + GroupRun::kScale);
-        sums[r] = _mm512_fmadd_ps(total(high[r][run], low[r][run]), _mm512_mul_ps(scale, own), sums[r]);
+        const std::byte* const from = x[r] + at + GroupRun::kBytes * run;
+        const __m512 own = float_each(from + GroupRun::kScale);
+        const __m512 product = total(high[r][run], low[r][run]);
+        if constexpr (kHalfMinima<Unit>) {
+          const __m512 taken_off =
+              _mm512_mul_ps(unit.minimum(2 * Pair + run, part), float_each(from + GroupRun::kSum + 4 * part));
+          sums[r] = _mm512_fmadd_ps(_mm512_fmsub_ps(product, scale, taken_off), own, sums[r]);
+        } else {
+          sums[r] = _mm512_fmadd_ps(product, _mm512_mul_ps(scale, own), sums[r]);
+        }
       }
     }
   }
-  if constexpr (Unit::kMinima) {
+  if constexpr (Unit::kMinima && !kHalfMinima<Unit>) {
     for (int run = 0; run < 2; ++run) {
-      const __m512 minimum = unit.minimum(2 * Pair + run);
+      const __m512 minimum = unit.minimum(2 * Pair + run, 0);
       for (int r = 0; r < R; ++r) {
         const __m512 own = float_each(x[r] + at + GroupRun::kBytes * run + GroupRun::kSum);
         sums[r] = _mm512_fnmadd_ps(minimum, own, sums[r]);
@@ -186,11 +200,11 @@ inline void widen_pair(const Unit& unit, std::uint32_t* to, std::int64_t stride)
   constexpr int kFirst = kPairCodes * Pair / Words::kElements;
   constexpr int kSecond = kFirst + kFixedRun / Words::kElements;
   constexpr int kStep = 4 / Words::kElements;
-  const __m512 first_minimum = unit.minimum(2 * Pair);
-  const __m512 second_minimum = unit.minimum(2 * Pair + 1);
   for (int part = 0; part < Unit::kParts; ++part) {
     const __m512 first_scale = unit.scale(2 * Pair, part);
     const __m512 second_scale = unit.scale(2 * Pair + 1, part);
+    const __m512 first_minimum = unit.minimum(2 * Pair, part);
+    const __m512 second_minimum = unit.minimum(2 * Pair + 1, part);
     for (int line = part * kLines; line < (part + 1) * kLines; ++line) {
       const Codes codes = unit.template codes<Pair>(line);
       // Bits below the second run's codes are zero: none moves into the byte beside.
@@ -222,14 +236,17 @@ void widen(const std::byte* group, std::int64_t n, std::uint32_t* to, std::int64
 constinit const GroupKernels avx512vnni_group_kernels = {
     {nullptr, nullptr, nullptr, arrange<Q8_0Unit>, arrange<Q4_0Unit>, arrange<Q4_1Unit>, arrange<Q5_0Unit>,
      arrange<Q5_1Unit>, arrange<Q4KUnit>, arrange<Q5KUnit>, arrange<Q6KUnit>, arrange<Iq4NlUnit>,
-     arrange<Mxfp4Unit>},
+     arrange<Mxfp4Unit>, arrange<Q2KUnit>, arrange<Q3KUnit>, arrange<Iq4XsUnit>},
     {nullptr, nullptr, nullptr, dot<Q8_0Unit>, dot<Q4_0Unit>, dot<Q4_1Unit>, dot<Q5_0Unit>, dot<Q5_1Unit>,
-     dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>, dot<Iq4NlUnit>, dot<Mxfp4Unit>},
+     dot<Q4KUnit>, dot<Q5KUnit>, dot<Q6KUnit>, dot<Iq4NlUnit>, dot<Mxfp4Unit>, dot<Q2KUnit>, dot<Q3KUnit>,
+     dot<Iq4XsUnit>},
     {nullptr, nullptr, nullptr, widen<Q8_0Unit, Wide>, widen<Q4_0Unit, Wide>, widen<Q4_1Unit, Wide>,
      widen<Q5_0Unit, Wide>, widen<Q5_1Unit, Wide>, widen<Q4KUnit, Wide>, widen<Q5KUnit, Wide>,
-     widen<Q6KUnit, Wide>, widen<Iq4NlUnit, Wide>, widen<Mxfp4Unit, Wide>},
+     widen<Q6KUnit, Wide>, widen<Iq4NlUnit, Wide>, widen<Mxfp4Unit, Wide>, widen<Q2KUnit, Wide>,
+     widen<Q3KUnit, Wide>, widen<Iq4XsUnit, Wide>},
     {nullptr, nullptr, nullptr, widen<Q8_0Unit, Narrow>, widen<Q4_0Unit, Narrow>, widen<Q4_1Unit, Narrow>,
      widen<Q5_0Unit, Narrow>, widen<Q5_1Unit, Narrow>, widen<Q4KUnit, Narrow>, widen<Q5KUnit, Narrow>,
-     widen<Q6KUnit, Narrow>, widen<Iq4NlUnit, Narrow>, widen<Mxfp4Unit, Narrow>}};
+     widen<Q6KUnit, Narrow>, widen<Iq4NlUnit, Narrow>, widen<Mxfp4Unit, Narrow>, widen<Q2KUnit, Narrow>,
+     widen<Q3KUnit, Narrow>, widen<Iq4XsUnit, Narrow>}};
 
 }  // namespace headwater::runtime

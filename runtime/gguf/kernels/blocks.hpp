@@ -153,14 +153,16 @@ struct Q5_1 {
   }
 };
 
-/// 32 nibbles behind a head of some bytes, low ones the first half.
-template <int Head>
+/// Runs of 32 nibbles behind a head of some bytes, low ones the first half of each.
+template <int Head, int Runs = 1>
 struct Nibbles {
-  static constexpr int kElements = 32;
-  static constexpr int kBytes = Head + 16;
+  static constexpr int kElements = 32 * Runs;
+  static constexpr int kBytes = Head + 16 * Runs;
   static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float*, float*) {
-    nibbles<false>(block + Head, 16, 0, codes);
-    nibbles<true>(block + Head, 16, 0, codes + 16);
+    for (int run = 0; run < Runs; ++run) {
+      nibbles<false>(block + Head + 16 * run, 16, 0, codes + 32 * run);
+      nibbles<true>(block + Head + 16 * run, 16, 0, codes + 32 * run + 16);
+    }
     return codes;
   }
 };
@@ -281,6 +283,95 @@ struct Q6K {
         out[i + 96] = static_cast<std::int8_t>(((byte_at(low, i + 32) >> 4) | (top & 192) >> 2) - 32);
       }
     }
+    return codes;
+  }
+};
+
+/// 256 codes of 2 bits in 64 bytes: each half 4 x 32 codes in 32 bytes, the lowest bits of all first.
+inline void two_bits(const std::byte* packed, std::int8_t* codes) {
+  for (int i = 0; i < 256; ++i) {
+    codes[i] = static_cast<std::int8_t>(byte_at(packed, i / 128 * 32 + i % 32) >> (i % 128 / 32 * 2) & 3);
+  }
+}
+
+/// 256 codes of 2 bits in runs of 16: 16 bytes with a scale in the low nibble and a minimum in the high one, codes, f16
+/// scale of scales, f16 scale of minima.
+struct Q2K {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 84;
+  static constexpr int kRun = 16;
+  static constexpr bool kMinima = true;
+  static constexpr int kCodes = 16;
+  static constexpr int kScale = 80;
+  static constexpr int kMinimum = 82;
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float* minima) {
+    const float scale = float_of_half(load_u16(block + kScale));
+    const float minimum = float_of_half(load_u16(block + kMinimum));
+    for (int run = 0; run < 16; ++run) {
+      scales[run] = scale * static_cast<float>(byte_at(block, run) & 15);
+      minima[run] = minimum * static_cast<float>(byte_at(block, run) >> 4);
+    }
+    two_bits(block + kCodes, codes);
+    return codes;
+  }
+};
+
+/// 256 codes of 3 bits in runs of 16, 4 stands for zero: 32 bytes whose bit 4 h + p is the third of the codes of part p of
+/// half h, codes of 2 bits as those of Q2_K, 12 bytes with 16 scales of 6 bits, f16 scale of scales.
+struct Q3K {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 110;
+  static constexpr int kRun = 16;
+  static constexpr bool kMinima = false;
+  static constexpr int kCodes = 32;
+  static constexpr int kScales = 96;
+  static constexpr int kScale = 108;
+  static constexpr int kZero = 32;  ///< of the scales
+  /// Scales of 6 bits: the low nibbles of 8 bytes, their high ones, and bits 2 (run / 4) of 4 bytes above them.
+  static void six_bits(const std::byte* block, std::uint8_t* scales) {
+    const std::byte* const packed = block + kScales;
+    for (int run = 0; run < 16; ++run) {
+      const int low = byte_at(packed, run % 8) >> (run / 8 * 4) & 15;
+      const int high = byte_at(packed, 8 + run % 4) >> (run / 4 * 2) & 3;
+      scales[run] = static_cast<std::uint8_t>(low | high << 4);
+    }
+  }
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    std::uint8_t stored[16];
+    six_bits(block, stored);
+    const float scale = float_of_half(load_u16(block + kScale));
+    for (int run = 0; run < 16; ++run) scales[run] = scale * static_cast<float>(stored[run] - kZero);
+    two_bits(block + kCodes, codes);
+    for (int i = 0; i < kElements; ++i) {
+      const int third = byte_at(block, i % 32) >> (i / 32) & 1;
+      codes[i] = static_cast<std::int8_t>((codes[i] | third << 2) - 4);
+    }
+    return codes;
+  }
+};
+
+/// 8 runs of 32 nibbles that stand for the values of IQ4_NL: f16 scale of scales, upper 2 bits of the runs' scales in 16
+/// bits, their lower 4 in 4 bytes, nibbles.
+struct IQ4_XS {
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 136;
+  static constexpr int kRun = 32;
+  static constexpr bool kMinima = false;
+  static constexpr int kZero = 32;  ///< of the scales
+  static constexpr const std::int8_t (&kValues)[16] = IQ4_NL::kValues;
+  static void six_bits(const std::byte* block, std::uint8_t* scales) {
+    for (int run = 0; run < 8; ++run) {
+      const int low = byte_at(block + 4, run / 2) >> (run % 2 * 4) & 15;
+      scales[run] = static_cast<std::uint8_t>(low | (load_u16(block + 2) >> (2 * run) & 3) << 4);
+    }
+  }
+  static const std::int8_t* unpack(const std::byte* block, std::int8_t* codes, float* scales, float*) {
+    std::uint8_t stored[8];
+    six_bits(block, stored);
+    const float scale = float_of_half(load_u16(block));
+    for (int run = 0; run < 8; ++run) scales[run] = scale * static_cast<float>(stored[run] - kZero);
+    Nibbles<8, 8>::unpack(block, codes, nullptr, nullptr);
+    for (int i = 0; i < kElements; ++i) codes[i] = kValues[codes[i]];
     return codes;
   }
 };

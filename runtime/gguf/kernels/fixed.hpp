@@ -5,7 +5,7 @@
 ///
 /// A vector type V has, for 32 words of 16 bits and 16 lanes of sums: Words, Sums; from_i8, from_u8 (32 bytes), halves
 /// (16 bytes: their low nibbles, then their high ones), sixteens (32 bits: 16 where one is set), both (a | b), mask, right<k>, left<k>, minus, zero_sums,
-/// add_run (sums + scale * products of neighbours added up), add_runs (the same with a scale for each half), sum_of,
+/// all (32 times the same), add_run (sums + scale * products of neighbours added up), add_runs (the same with a scale for each half), sum_of,
 /// runs (eight floats: unsigned bytes * scale * factors), signed_runs (sixteen: signed bytes, and each factor for two of
 /// them), dot_runs (eight products added up).
 
@@ -192,13 +192,13 @@ void dot_fixed_q4_k(const std::byte* row, std::int64_t n, const FixedRow* x, flo
   for (int r = 0; r < R; ++r) out[r] = sums.total(r) - runs.minima[r];
 }
 
-/// Bit r of each word, as 16.
-template <class V, int Bit>
-typename V::Words fifth(typename V::Words bits) {
-  if constexpr (Bit < 4) {
-    return V::mask(V::template left<4 - Bit>(bits), 16);
+/// Bit `Bit` of each word, as bit To.
+template <class V, int Bit, int To>
+typename V::Words moved_bit(typename V::Words bits) {
+  if constexpr (Bit < To) {
+    return V::mask(V::template left<To - Bit>(bits), 1 << To);
   } else {
-    return V::mask(V::template right<Bit - 4>(bits), 16);
+    return V::mask(V::template right<Bit - To>(bits), 1 << To);
   }
 }
 
@@ -206,8 +206,8 @@ template <class V, int R, int Pair>
 inline void add_q5_pair(Chains<V, R>& sums, const std::byte* packed, typename V::Words bits,
                         const FixedRow* x, std::int64_t run, const Runs<R>& runs) {
   const typename V::Words bytes = V::from_u8(packed + 32 * Pair);
-  const auto low = V::both(V::mask(bytes, 15), fifth<V, 2 * Pair>(bits));
-  const auto high = V::both(V::template right<4>(bytes), fifth<V, 2 * Pair + 1>(bits));
+  const auto low = V::both(V::mask(bytes, 15), moved_bit<V, 2 * Pair, 4>(bits));
+  const auto high = V::both(V::template right<4>(bytes), moved_bit<V, 2 * Pair + 1, 4>(bits));
   add_words<V, R>(sums.even, low, x, run, 2 * Pair, runs);
   add_words<V, R>(sums.odd, high, x, run, 2 * Pair + 1, runs);
 }
@@ -227,6 +227,15 @@ void dot_fixed_q5_k(const std::byte* row, std::int64_t n, const FixedRow* x, flo
   for (int r = 0; r < R; ++r) out[r] = sums.total(r) - runs.minima[r];
 }
 
+/// 32 codes, with a scale for the first and for the last 16, of which run `run` of the row begins at scale `at`.
+template <class V, int R>
+inline void add_halves(typename V::Sums (&sums)[R], typename V::Words words, const FixedRow* x,
+                       std::int64_t run, const float (&scales)[R][16], int at) {
+  for (int r = 0; r < R; ++r) {
+    sums[r] = V::add_runs(sums[r], words, x[r].codes + run * kFixedRun, scales[r] + at);
+  }
+}
+
 /// Half a block of Q6_K, the runs `run` to `run` + 3: four times 32 codes, each with a scale for its first and its last 16.
 template <class V, int R>
 inline void add_q6_half(Chains<V, R>& sums, const std::byte* low, const std::byte* high, const FixedRow* x,
@@ -242,10 +251,7 @@ inline void add_q6_half(Chains<V, R>& sums, const std::byte* low, const std::byt
   for (int part = 0; part < 4; ++part) {
     const typename V::Words words = V::minus(parts[part], 32);
     auto& chain = part % 2 == 0 ? sums.even : sums.odd;
-    for (int r = 0; r < R; ++r) {
-      chain[r] =
-          V::add_runs(chain[r], words, x[r].codes + (run + part) * kFixedRun, scales[r] + at + 2 * part);
-    }
+    add_halves<V, R>(chain, words, x, run + part, scales, at + 2 * part);
   }
 }
 
@@ -263,6 +269,106 @@ void dot_fixed_q6_k(const std::byte* row, std::int64_t n, const FixedRow* x, flo
   for (int r = 0; r < R; ++r) out[r] = sums.total(r);
 }
 
+/// Part `Part` of half a block: 32 codes of two bits.
+template <class V, int Part>
+typename V::Words two_bit_part(const std::byte* packed) {
+  return V::mask(V::template right<2 * Part>(V::from_u8(packed)), 3);
+}
+
+/// Parts Part and Part + 1 of half a block of Q2_K that begins with run `run`. Minima are codes of one.
+template <class V, int R, int Part>
+inline void add_q2_parts(Chains<V, R>& sums, const std::byte* packed, const FixedRow* x, std::int64_t run,
+                         const float (&scales)[R][16], const float (&minima)[R][16], int at) {
+  const typename V::Words one = V::all(1);
+  add_halves<V, R>(sums.even, two_bit_part<V, Part>(packed), x, run + Part, scales, at + 2 * Part);
+  add_halves<V, R>(sums.odd, two_bit_part<V, Part + 1>(packed), x, run + Part + 1, scales, at + 2 * Part + 2);
+  add_halves<V, R>(sums.even, one, x, run + Part, minima, at + 2 * Part);
+  add_halves<V, R>(sums.odd, one, x, run + Part + 1, minima, at + 2 * Part + 2);
+}
+
+template <class V, int R>
+void dot_fixed_q2_k(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
+  for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += Q2K::kBytes) {
+    Bytes16 stored;
+    __builtin_memcpy(&stored, row, sizeof stored);
+    alignas(16) std::byte nibbles[2][16];
+    const Bytes16 low = stored & 15;
+    const Bytes16 high = stored >> 4;
+    __builtin_memcpy(nibbles[0], &low, sizeof low);
+    __builtin_memcpy(nibbles[1], &high, sizeof high);
+    alignas(64) float scales[R][16];
+    alignas(64) float minima[R][16];
+    for (int r = 0; r < R; ++r) {
+      V::signed_runs(nibbles[0], float_of_half(load_u16(row + Q2K::kScale)), x[r].scales + run, scales[r]);
+      V::signed_runs(nibbles[1], -float_of_half(load_u16(row + Q2K::kMinimum)), x[r].scales + run, minima[r]);
+    }
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* const packed = row + Q2K::kCodes + 32 * half;
+      add_q2_parts<V, R, 0>(sums, packed, x, run + 4 * half, scales, minima, 8 * half);
+      add_q2_parts<V, R, 2>(sums, packed, x, run + 4 * half, scales, minima, 8 * half);
+    }
+  }
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
+}
+
+/// Part `Part` of a half of a block of Q3_K, which begins with run `run`.
+template <class V, int R, int Half, int Part>
+inline void add_q3_part(typename V::Sums (&sums)[R], const std::byte* row, const FixedRow* x,
+                        std::int64_t run, const float (&scales)[R][16]) {
+  const auto two = two_bit_part<V, Part>(row + Q3K::kCodes + 32 * Half);
+  const auto third = moved_bit<V, 4 * Half + Part, 2>(V::from_u8(row));
+  add_halves<V, R>(sums, V::minus(V::both(two, third), 4), x, run + 4 * Half + Part, scales,
+                   8 * Half + 2 * Part);
+}
+
+template <class V, int R, int Half>
+inline void add_q3_half(Chains<V, R>& sums, const std::byte* row, const FixedRow* x, std::int64_t run,
+                        const float (&scales)[R][16]) {
+  add_q3_part<V, R, Half, 0>(sums.even, row, x, run, scales);
+  add_q3_part<V, R, Half, 1>(sums.odd, row, x, run, scales);
+  add_q3_part<V, R, Half, 2>(sums.even, row, x, run, scales);
+  add_q3_part<V, R, Half, 3>(sums.odd, row, x, run, scales);
+}
+
+template <class V, int R>
+void dot_fixed_q3_k(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
+  for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += Q3K::kBytes) {
+    std::uint8_t stored[16];
+    Q3K::six_bits(row, stored);
+    alignas(16) std::byte signed_codes[16];
+    for (int i = 0; i < 16; ++i) signed_codes[i] = static_cast<std::byte>(stored[i] - Q3K::kZero);
+    alignas(64) float scales[R][16];
+    for (int r = 0; r < R; ++r) {
+      V::signed_runs(signed_codes, float_of_half(load_u16(row + Q3K::kScale)), x[r].scales + run, scales[r]);
+    }
+    add_q3_half<V, R, 0>(sums, row, x, run, scales);
+    add_q3_half<V, R, 1>(sums, row, x, run, scales);
+  }
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
+}
+
+template <class V, int R>
+void dot_fixed_iq4_xs(const std::byte* row, std::int64_t n, const FixedRow* x, float* out) {
+  Chains<V, R> sums;
+  for (std::int64_t run = 0; run < n / kFixedRun; run += 8, row += IQ4_XS::kBytes) {
+    alignas(64) std::int8_t values[IQ4_XS::kElements];
+    float own[8];
+    IQ4_XS::unpack(row, values, own, nullptr);
+    Runs<R> runs;
+    for (int r = 0; r < R; ++r) {
+      for (int i = 0; i < 8; ++i) runs.scales[r][i] = own[i] * x[r].scales[run + i];
+    }
+    for (int i = 0; i < 8; ++i) {
+      auto& chain = i % 2 == 0 ? sums.even : sums.odd;
+      const auto words = V::from_i8(reinterpret_cast<const std::byte*>(values + kFixedRun * i));
+      add_words<V, R>(chain, words, x, run, i, runs);
+    }
+  }
+  for (int r = 0; r < R; ++r) out[r] = sums.total(r);
+}
+
 /// Any block, one element after the other: what the vectors above are checked against.
 template <class Block>
 float dot_fixed_plain(const std::byte* row, std::int64_t n, const FixedRow& x) {
@@ -276,9 +382,14 @@ float dot_fixed_plain(const std::byte* row, std::int64_t n, const FixedRow& x) {
       const std::int64_t at = (first + begin) / kFixedRun;
       const int run = begin / Block::kRun;
       int sum = 0;
-      for (int i = begin; i < begin + Block::kRun; ++i) sum += codes[i] * x.codes[first + i];
-      total += scales[run] * x.scales[at] * static_cast<float>(sum);
-      if constexpr (Block::kMinima) total -= minima[run] * x.sums[at];
+      int own = 0;  // of x: a run of a block may be half of one of x
+      for (int i = begin; i < begin + Block::kRun; ++i) {
+        sum += codes[i] * x.codes[first + i];
+        own += x.codes[first + i];
+      }
+      float part = scales[run] * x.scales[at] * static_cast<float>(sum);
+      if constexpr (Block::kMinima) part -= minima[run] * x.scales[at] * static_cast<float>(own);
+      total += part;
     }
   }
   return total;

@@ -23,7 +23,8 @@ inline constexpr int kPairs = 4;       // of a block of 256
 /// Bytes that stand for one run of 32 activations, in the order in which elements come: the high bytes of their codes,
 /// the signed low ones (code = 256 high + low), the scale divided by what the codes of that run are multiplied with, the
 /// sum of their values, and what zero points add to the products: -kZero times the sum of the codes, of each
-/// half of the run where runs of 16 have their own scale.
+/// half of the run where runs of 16 have their own scale. Where those have their own minima, and no zero point, the sums of
+/// the codes of both halves as floats, times that too, from kSum on.
 struct GroupRun {
   static constexpr int kLow = 32;
   static constexpr int kScale = 64;
@@ -177,21 +178,72 @@ struct Q6KGroup {
   }
 };
 
+/// Four lines as stored, a scale and a minimum of a run in each byte, 16 rows one after the other; 16 x f16 scales of
+/// scales, 16 x f16 of minima; eight lines for pairs 0 and 1, eight for 2 and 3. From the lowest on a byte has two bits each of the first
+/// and of the second run of the even pair, then those of the odd one.
+struct Q2KGroup {
+  using Block = Q2K;
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 16 * Q2K::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kScale = 256;
+  static constexpr int kMinimum = 288;
+  static constexpr int kLines = 320;
+  static constexpr int kZero = 0;
+  static constexpr int kHighShift = 2;
+  static constexpr int codes_at(int pair, int j) { return kLines + kLine * (kRunLines * (pair / 2) + j); }
+};
+
+/// Three lines of six bits as those of Q4KGroup, for scales of runs of 16; lines of pairs 0 and 1, each behind a line of bits for all
+/// pairs, then those of pairs 2 and 3, all as those of Q2KGroup. Turned left by turn(p) in each 32 bits, a line of bits has the third bit of the first
+/// run's codes in bit 2 of each byte, and that of the second run's in bit 4. Scales of scales as those of Q6KGroup.
+struct Q3KGroup {
+  using Block = Q3K;
+  static constexpr int kElements = 256;
+  static constexpr int kScaleBytes = 32;
+  static constexpr int kBytes = 16 * Q3K::kBytes - kScaleBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kLines = 192;
+  static constexpr int kZero = 4;
+  static constexpr int kHighShift = 2;
+  static constexpr int turn(int pair) { return pair % 2 + 4 * (pair / 2); }
+  static constexpr int bits_at(int, int j) { return kLines + 2 * kLine * j; }
+  static constexpr int codes_at(int pair, int j) {
+    return kLines + kLine * (pair / 2 == 0 ? 2 * j + 1 : 2 * kRunLines + j);
+  }
+};
+
+/// Three times 32 bytes with 6 bits in each byte for scales of runs 0 and 1, 2 and 3, 4 and 5 (16 rows each); their upper two
+/// bits are, from the lowest on, those of runs 6 and 7. Then 16 x f16 scales of scales, and lines as those of Iq4NlGroup.
+struct Iq4XsGroup {
+  using Block = IQ4_XS;
+  static constexpr int kElements = 256;
+  static constexpr int kBytes = 16 * IQ4_XS::kBytes;
+  static constexpr int kScales = 0;
+  static constexpr int kScale = 96;
+  static constexpr int kLines = 128;
+  static constexpr int kZero = 128;
+  static constexpr int kHighShift = 0;
+  static constexpr int codes_at(int pair, int j) { return kLines + kLine * (kRunLines * pair + j); }
+};
+
 /// Bytes in front of the first unit.
 template <class Group>
-constexpr std::int64_t front_bytes(std::int64_t) {
-  return 0;
-}
-template <>
-constexpr std::int64_t front_bytes<Q6KGroup>(std::int64_t n) {
-  return (n / Q6KGroup::kElements * Q6KGroup::kScaleBytes + kLine - 1) / kLine * kLine;
+constexpr std::int64_t front_bytes(std::int64_t n) {
+  if constexpr (requires { Group::kScaleBytes; }) {
+    return (n / Group::kElements * Group::kScaleBytes + kLine - 1) / kLine * kLine;
+  } else {
+    return 0;
+  }
 }
 
 static_assert(Q8_0Group::kBytes % kLine == 0 && Q4_0Group::kBytes % kLine == 0 &&
               Q4_1Group::kBytes % kLine == 0 && Q5_0Group::kBytes % kLine == 0 &&
               Q5_1Group::kBytes % kLine == 0 && Iq4NlGroup::kBytes % kLine == 0 &&
               Mxfp4Group::kBytes % kLine == 0 && Q4KGroup::kBytes % kLine == 0 &&
-              Q5KGroup::kBytes % kLine == 0 && Q6KGroup::kBytes % kLine == 0);
+              Q5KGroup::kBytes % kLine == 0 && Q6KGroup::kBytes % kLine == 0 &&
+              Q2KGroup::kBytes % kLine == 0 && Q3KGroup::kBytes % kLine == 0 &&
+              Iq4XsGroup::kBytes % kLine == 0);
 
 }  // namespace
 }  // namespace headwater::runtime

@@ -140,26 +140,28 @@ inline constexpr auto widen_elements_bf16 = widen_to_bf16<widen_elements<V, Elem
 /// In the order of TensorType.
 template <class V>
 constexpr RowKernels make_row_kernels(const char* isa) {
-  return {
-      isa,
-      {widen_elements<V, F32>, widen_elements<V, F16>, widen_elements<V, BF16>, widen_blocks<V, Q8_0>,
-       widen_blocks<V, Q4_0>, widen_blocks<V, Q4_1>, widen_blocks<V, Q5_0>, widen_blocks<V, Q5_1>,
-       widen_blocks<V, Q4K>, widen_blocks<V, Q5K>, widen_blocks<V, Q6K>, widen_blocks<V, IQ4_NL>,
-       widen_blocks<V, MXFP4>},
-      {widen_elements_bf16<V, F32>, widen_elements_bf16<V, F16>, widen_elements_bf16<V, BF16>,
-       widen_blocks_bf16<V, Q8_0>, widen_blocks_bf16<V, Q4_0>, widen_blocks_bf16<V, Q4_1>,
-       widen_blocks_bf16<V, Q5_0>, widen_blocks_bf16<V, Q5_1>, widen_blocks_bf16<V, Q4K>,
-       widen_blocks_bf16<V, Q5K>, widen_blocks_bf16<V, Q6K>, widen_blocks_bf16<V, IQ4_NL>,
-       widen_blocks_bf16<V, MXFP4>},
-      {dot_elements<V, F32>, dot_elements<V, F16>, dot_elements<V, BF16>, dot_blocks<V, Q8_0>,
-       dot_blocks<V, Q4_0>, dot_blocks<V, Q4_1>, dot_blocks<V, Q5_0>, dot_blocks<V, Q5_1>, dot_blocks<V, Q4K>,
-       dot_blocks<V, Q5K>, dot_blocks<V, Q6K>, dot_blocks<V, IQ4_NL>, dot_blocks<V, MXFP4>},
-      fix_row,
-      {},
-      {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4_1>,
-       dot_fixed_plain<Q5_0>, dot_fixed_plain<Q5_1>, dot_fixed_plain<Q4K>, dot_fixed_plain<Q5K>,
-       dot_fixed_plain<Q6K>, dot_fixed_plain<IQ4_NL>, dot_fixed_plain<MXFP4>},
-      {}};
+  return {isa,
+          {widen_elements<V, F32>, widen_elements<V, F16>, widen_elements<V, BF16>, widen_blocks<V, Q8_0>,
+           widen_blocks<V, Q4_0>, widen_blocks<V, Q4_1>, widen_blocks<V, Q5_0>, widen_blocks<V, Q5_1>,
+           widen_blocks<V, Q4K>, widen_blocks<V, Q5K>, widen_blocks<V, Q6K>, widen_blocks<V, IQ4_NL>,
+           widen_blocks<V, MXFP4>, widen_blocks<V, Q2K>, widen_blocks<V, Q3K>, widen_blocks<V, IQ4_XS>},
+          {widen_elements_bf16<V, F32>, widen_elements_bf16<V, F16>, widen_elements_bf16<V, BF16>,
+           widen_blocks_bf16<V, Q8_0>, widen_blocks_bf16<V, Q4_0>, widen_blocks_bf16<V, Q4_1>,
+           widen_blocks_bf16<V, Q5_0>, widen_blocks_bf16<V, Q5_1>, widen_blocks_bf16<V, Q4K>,
+           widen_blocks_bf16<V, Q5K>, widen_blocks_bf16<V, Q6K>, widen_blocks_bf16<V, IQ4_NL>,
+           widen_blocks_bf16<V, MXFP4>, widen_blocks_bf16<V, Q2K>, widen_blocks_bf16<V, Q3K>,
+           widen_blocks_bf16<V, IQ4_XS>},
+          {dot_elements<V, F32>, dot_elements<V, F16>, dot_elements<V, BF16>, dot_blocks<V, Q8_0>,
+           dot_blocks<V, Q4_0>, dot_blocks<V, Q4_1>, dot_blocks<V, Q5_0>, dot_blocks<V, Q5_1>,
+           dot_blocks<V, Q4K>, dot_blocks<V, Q5K>, dot_blocks<V, Q6K>, dot_blocks<V, IQ4_NL>,
+           dot_blocks<V, MXFP4>, dot_blocks<V, Q2K>, dot_blocks<V, Q3K>, dot_blocks<V, IQ4_XS>},
+          fix_row,
+          {},
+          {nullptr, nullptr, nullptr, dot_fixed_plain<Q8_0>, dot_fixed_plain<Q4_0>, dot_fixed_plain<Q4_1>,
+           dot_fixed_plain<Q5_0>, dot_fixed_plain<Q5_1>, dot_fixed_plain<Q4K>, dot_fixed_plain<Q5K>,
+           dot_fixed_plain<Q6K>, dot_fixed_plain<IQ4_NL>, dot_fixed_plain<MXFP4>, dot_fixed_plain<Q2K>,
+           dot_fixed_plain<Q3K>, dot_fixed_plain<IQ4_XS>},
+          {}};
 }
 
 /// A kernel of fixed.hpp for one row x.
@@ -185,6 +187,9 @@ constexpr RowKernels make_row_kernels_with_integers(const char* isa) {
   kernels.dot_fixed[10] = dot_one<dot_fixed_q6_k<W, 1>>;
   kernels.dot_fixed[11] = dot_one<dot_fixed_blocks<W, IQ4_NL, 1>>;
   kernels.dot_fixed[12] = dot_one<dot_fixed_blocks<W, MXFP4, 1>>;
+  kernels.dot_fixed[13] = dot_one<dot_fixed_q2_k<W, 1>>;
+  kernels.dot_fixed[14] = dot_one<dot_fixed_q3_k<W, 1>>;
+  kernels.dot_fixed[15] = dot_one<dot_fixed_iq4_xs<W, 1>>;
   kernels.dot_fixed_few[3] = dot_fixed_blocks<W, Q8_0, kFew>;
   kernels.dot_fixed_few[4] = dot_fixed_blocks<W, Q4_0, kFew>;
   kernels.dot_fixed_few[5] = dot_fixed_blocks<W, Q4_1, kFew>;
@@ -195,6 +200,9 @@ constexpr RowKernels make_row_kernels_with_integers(const char* isa) {
   kernels.dot_fixed_few[10] = dot_fixed_q6_k<W, kFew>;
   kernels.dot_fixed_few[11] = dot_fixed_blocks<W, IQ4_NL, kFew>;
   kernels.dot_fixed_few[12] = dot_fixed_blocks<W, MXFP4, kFew>;
+  kernels.dot_fixed_few[13] = dot_fixed_q2_k<W, kFew>;
+  kernels.dot_fixed_few[14] = dot_fixed_q3_k<W, kFew>;
+  kernels.dot_fixed_few[15] = dot_fixed_iq4_xs<W, kFew>;
   return kernels;
 }
 

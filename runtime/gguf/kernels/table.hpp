@@ -5,7 +5,7 @@
 
 namespace headwater::runtime {
 
-inline constexpr int kTensorTypes = 13;  ///< values of TensorType; the tables are indexed by it
+inline constexpr int kTensorTypes = 16;  ///< values of TensorType; the tables are indexed by it
 
 inline constexpr int kFixedRun = 32;  ///< elements that share a scale in a FixedRow
 
