@@ -214,7 +214,7 @@ void ModelReader::read_layer(std::int64_t index) {
   LayerWeights layer;
   if (config.norms_before) {
     layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
-    layer.mlp_norm = vector(prefix + config.mlp_norm + ".weight", config.width);
+    if (!config.parallel) layer.mlp_norm = vector(prefix + config.mlp_norm + ".weight", config.width);
   }
   if (config.norms_after) {
     layer.attention_after_norm = vector(prefix + "post_attention_norm.weight", config.width);

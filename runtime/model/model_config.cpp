@@ -26,6 +26,7 @@ ModelConfig read_model_config(const GgufFile& file) {
   const Keys keys(file, name);
   keys.read_common(config);
   known->describe(keys, config);
+  keys.read_epsilon(config);
   keys.refuse_unsupported(config);
   return config;
 }

@@ -16,6 +16,10 @@ namespace headwater::runtime {
 /// added to the other one (gpt-oss).
 enum class Gate : std::uint8_t { silu, gelu, clamped };
 
+/// How a row is normed before it is multiplied with the norm's weights: by its root mean square, or by its standard deviation
+/// after its mean is taken off (LayerNorm without a bias).
+enum class Norm : std::uint8_t { rms, layer };
+
 /// Whether queries and keys pass through an RMSNorm before the rotation: each head's row, or the rows of all heads as one.
 enum class HeadNorms : std::uint8_t { none, each, together };
 
@@ -41,7 +45,8 @@ struct ModelConfig {
   std::int64_t experts_used = 0;  ///< by a row
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< tokens that the model was made for
-  float norm_epsilon = 0;    ///< of RMSNorm
+  Norm norm = Norm::rms;     ///< before layers' parts, and the final one
+  float norm_epsilon = 0;
   RopeLayout rope_layout = RopeLayout::split_halves;
   std::vector<RopeFrequencies> rotations;  ///< at least one; all of as many pairs
   /// LongRoPE: where a conversation has room for more tokens, layers of rotation 0 take rotation 1; 0: none do.
@@ -49,7 +54,8 @@ struct ModelConfig {
   std::vector<LayerSpec> layer_specs;  ///< one for each layer
   Gate gate = Gate::silu;
   HeadNorms head_norms = HeadNorms::none;
-  bool norms_before = true;  ///< RMSNorm of what attention and feed-forward part read
+  bool norms_before = true;  ///< a norm of what attention and feed-forward part read
+  bool parallel = false;     ///< the feed-forward part reads the normed rows that attention reads
   bool norms_after =
       false;  ///< RMSNorm of what attention and feed-forward part add to the residual stream, too
   float embedding_scale = 1;  ///< times the embedding of a token

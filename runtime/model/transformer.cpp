@@ -422,6 +422,9 @@ void Transformer::tabulate_rotations() {
 void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
+  const bool by_mean = config.norm == Norm::layer;
+  const auto to_floats = by_mean ? loops.layer_norm : loops.rms_norm;
+  const auto to_rounded = by_mean ? loops.layer_norm_bf16 : loops.rms_norm_bf16;
   std::int64_t width = config.width;
   if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
@@ -435,11 +438,11 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
       return;
     }
     if (!rounded()) {
-      loops.rms_norm(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
+      to_floats(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
       return;
     }
-    loops.rms_norm_bf16(x, weight.data(), width, config.norm_epsilon,
-                        reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
+    to_rounded(x, weight.data(), width, config.norm_epsilon,
+               reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
   });
 }
 
@@ -556,14 +559,18 @@ double Transformer::selection_seconds() const {
   return seconds;
 }
 
-void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
+void Transformer::run_gate(const LayerWeights& layer, const std::vector<float>& norm_weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   Stopwatch watch;
-  norm(residual_.floats(), layer.mlp_norm, n);
+  norm(residual_.floats(), norm_weight, n);
   watch.lap(times_.other);
   project(*layer.gate_up, normed_.data(), n,
           GateSink(config.gate, hidden_.data(), config.feed_forward, {}, rounded()));
   watch.lap(times_.projections);
+}
+
+void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
+  if (!model_->config().parallel) run_gate(layer, layer.mlp_norm, n);
   add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
 }
 
@@ -629,8 +636,9 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const std::int64_t before =
       HEADWATER_SABOTAGE("runtime.parts.specs_of_the_whole") ? 0 : model_->part().first;
   const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(before + index)];
-  Stopwatch watch;
   show(LayerView::Stage::input, index, n);
+  if (config.parallel) run_gate(layer, layer.attention_norm, n);  // before attention adds to the rows
+  Stopwatch watch;
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
   project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));

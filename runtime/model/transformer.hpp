@@ -156,6 +156,8 @@ class Transformer {
   void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
   void add_projected(const Projection& projection, void* x, std::int64_t n, const std::vector<float>& bias,
                      const std::vector<float>& after_norm);
+  /// The first half of the feed-forward part, to hidden_.
+  void run_gate(const LayerWeights& layer, const std::vector<float>& norm_weight, std::int64_t n);
   void run_feed_forward(const LayerWeights& layer, std::int64_t n);
   void run_experts(const LayerWeights& layer, std::int64_t n);
   void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows);

@@ -331,6 +331,24 @@ TEST(ModelConfig, WindowsOfLayers) {
   }
 }
 
+// Of cohere2 the layers that would see a window are rotated, those without are not, whatever the context holds.
+TEST(ModelConfig, RotatesTheLayersOfWindows) {
+  for (const std::uint32_t window : {100U, 600U}) {
+    TinyFile tiny;
+    tiny.architecture = "cohere2";
+    tiny.more_metadata = [&](Builder& b) {
+      b.add("cohere2.attention.sliding_window", kU32, window);
+      b.add("cohere2.attention.sliding_window_pattern", kU32, 2U);
+      b.add<float>("cohere2.attention.layer_norm_epsilon", kF32, 1e-5F)
+          .add("cohere2.logit_scale", kF32, 0.5F);
+    };
+    const ModelConfig config = config_of(tiny);
+    EXPECT_EQ(config.windowed_layers(), window < 512 ? 1 : 0);
+    EXPECT_EQ(config.layer_specs[0].rotation, 0);
+    EXPECT_EQ(config.layer_specs[1].rotation, LayerSpec::kNotRotated);
+  }
+}
+
 TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
   struct Case {
     const char* architecture;
@@ -371,6 +389,10 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
        [](Builder& b) { b.add("granite.expert_count", kU32, 8U); }},
       {"granite", "granite.attention.sliding_window is 8 of a context of 512",
        [](Builder& b) { b.add("granite.attention.sliding_window", kU32, 8U); }},
+      {"cohere2", "cohere2.logit_scale is 0; allowed: a number > 0", number("cohere2.logit_scale", 0)},
+      {"cohere2", "cohere2.logit_scale' holds nan", number("cohere2.logit_scale", nan)},
+      {"cohere2", "cohere2.logit_scale", [](Builder&) {}},
+      {"cohere2", "cohere2.attention.layer_norm_epsilon", number("cohere2.logit_scale", 0.5F)},
       {"qwen3moe", "qwen3moe.expert_used_count' is 3; allowed: 1 .. 2",
        [](Builder& b) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 3U);

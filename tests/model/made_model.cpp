@@ -63,7 +63,9 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.key_length", sizes.d_head);
   number("attention.value_length", sizes.d_value);
   if (sizes.rotated != sizes.d_head) number("rope.dimension_count", sizes.rotated);
-  builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
+  const bool cohere = sizes.architecture == "cohere2";
+  builder_.add(a + (cohere ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), kF32,
+               1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
   if (sizes.rope_factor != 1.0) {
     builder_.add_text(a + "rope.scaling.type", "linear");
@@ -74,7 +76,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_head = sizes.d_head;
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = sizes.architecture == "llama" || sizes.architecture == "granite"
+  shape_.layout = cohere || sizes.architecture == "llama" || sizes.architecture == "granite"
                       ? RopeLayout::adjacent_pairs
                       : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
@@ -84,6 +86,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   }
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
+  if (cohere) describe_cohere2();
   if (sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
@@ -94,7 +97,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     TransformerLayer layer;
     add_norms(at, layer);
     const bool oss = sizes.architecture == "gpt-oss";
-    if ((oss || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
+    if ((oss || cohere || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
+    layer.rotated = !cohere || l % 2 == 0;
     if (sizes.architecture == "gemma3" && l % 2 == 0) {
       for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
         layer.inverse_frequencies.push_back(
@@ -136,9 +140,10 @@ void MadeModel::add_norms(const std::string& at, TransformerLayer& layer) {
   const bool olmo = sizes_.architecture == "olmo2";
   if (!olmo) {
     layer.attention_norm = norm(at + "attn_norm.weight", sizes_.width);
-    layer.mlp_norm =
-        norm(at + (sizes_.architecture == "gpt-oss" ? "post_attention_norm.weight" : "ffn_norm.weight"),
-             sizes_.width);
+    const bool oss = sizes_.architecture == "gpt-oss";
+    if (!shape_.parallel) {
+      layer.mlp_norm = norm(at + (oss ? "post_attention_norm.weight" : "ffn_norm.weight"), sizes_.width);
+    }
   }
   if (olmo || gemma) {
     layer.attention_after_norm = norm(at + "post_attention_norm.weight", sizes_.width);
@@ -188,6 +193,14 @@ void MadeModel::describe_granite() {
   shape_.residual_scale = 0.25;
   shape_.attention_scale = 0.125;
   logit_scale_ = 1.0 / 3.0;
+}
+
+void MadeModel::describe_cohere2() {
+  builder_.add("cohere2.attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
+  builder_.add("cohere2.attention.sliding_window_pattern", kU32, 2U);
+  builder_.add("cohere2.logit_scale", kF32, 0.25F);
+  shape_.layer_norm = shape_.parallel = true;
+  logit_scale_ = 0.25;
 }
 
 /// Uniform in middle +- spread; 0 rows: a vector, in F32.
@@ -278,7 +291,7 @@ void StageCheck::expect_stages() const {
       expect_within(heads.query, one.q, slack_, at + ", queries");
       expect_within(heads.key, one.k, slack_, at + ", keys");
       expect_within(heads.value, one.v, slack_, at + ", values");
-      const BoundedRow wanted = transformer_mlp(model_.shape(), layer, exact(one.middle));
+      const BoundedRow wanted = transformer_mlp(model_.shape(), layer, exact(one.middle), exact(one.input));
       if (std::isinf(wanted.front().error)) {
         ++ties;
       } else {
@@ -339,8 +352,8 @@ void StageCheck::expect_logits(std::int64_t begin) const {
   for (const Seen& seen : layers_.back()) {
     const std::int64_t row = seen.token - begin;
     if (row < 0) continue;
-    const BoundedRow wanted = transformer_logits(exact(seen.output), model_.final_norm(), model_.head(),
-                                                 model_.shape().norm_epsilon, model_.logit_scale());
+    const BoundedRow wanted = transformer_logits(model_.shape(), exact(seen.output), model_.final_norm(),
+                                                 model_.head(), model_.logit_scale());
     const auto from = all.begin() + row * vocabulary;
     expect_within(wanted, {from, from + vocabulary}, slack_,
                   fmt::format("logits of row {} of {}", row, rows));

@@ -74,6 +74,8 @@ MODELS = {
     "granitemoe": ("granitemoe", "GraniteMoe", {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2, **GRANITE[0]},
                    {"expert_count": 6, "expert_used_count": 2, **GRANITE[1]}),
     "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2, "head_dim": SHORT, "tie_word_embeddings": False}, {}),
+    "cohere2": ("cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": WINDOW, "logit_scale": 0.25},
+                {**WINDOWS, "logit_scale": 0.25, "attention.layer_norm_epsilon": 1e-5}),
 }
 ADJACENT = {"smollm3", "granite", "granitemoe", "llama"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
@@ -123,7 +125,8 @@ def write(name, arch, model, facts, words):
     writer.add_head_count_kv(HEADS_KV)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
+    if "attention.layer_norm_epsilon" not in facts:
+        writer.add_layer_norm_rms_eps(1e-5)
     for key, value in {"rope.dimension_count": config.head_dim, **facts}.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{arch}.{key}", value)

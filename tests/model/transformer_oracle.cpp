@@ -49,6 +49,26 @@ BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, 
   return y;
 }
 
+/// The norm of a residual row. LayerNorm is RMSNorm of what is left of a row without its mean.
+BoundedRow row_norm(const TransformerShape& shape, std::span<const Bounded> x,
+                    std::span<const double> weight) {
+  if (!shape.layer_norm) return rms_norm(x, weight, shape.norm_epsilon);
+  Bounded mean;
+  for (const Bounded& element : x) {
+    mean.value += element.value / static_cast<double>(x.size());
+    // The sum, and a quotient.
+    mean.error +=
+        (element.error + (sum_error(x.size()) + kUnit) * size_of(element)) / static_cast<double>(x.size());
+  }
+  BoundedRow centred(x.begin(), x.end());
+  for (Bounded& element : centred) {
+    element.value -= mean.value;
+    element.error += mean.error;
+    element.error += kUnit * size_of(element);
+  }
+  return rms_norm(centred, weight, shape.norm_epsilon);
+}
+
 // y = W x (+ b).
 BoundedRow product(const Matrix& weights, std::span<const double> bias, std::span<const Bounded> x) {
   BoundedRow y(static_cast<std::size_t>(weights.rows));
@@ -106,6 +126,7 @@ void norm_and_rotate(BoundedRow& rows, std::span<const double> norm, std::int64_
       const BoundedRow normed = rms_norm(row, norm, shape.norm_epsilon);
       std::copy(normed.begin(), normed.end(), row.begin());
     }
+    if (!layer.rotated) continue;
     rotate(row, position, shape,
            layer.inverse_frequencies.empty() ? shape.inverse_frequencies : layer.inverse_frequencies);
   }
@@ -298,7 +319,7 @@ void add(const TransformerShape& shape, BoundedRow& residual, BoundedRow change,
 TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
                                    const BoundedRow& residual, std::int64_t position) {
   const BoundedRow x =
-      layer.attention_norm.empty() ? residual : rms_norm(residual, layer.attention_norm, shape.norm_epsilon);
+      layer.attention_norm.empty() ? residual : row_norm(shape, residual, layer.attention_norm);
   TransformerHeads heads = {product(layer.query, layer.query_bias, x), product(layer.key, layer.key_bias, x),
                             product(layer.value, layer.value_bias, x)};
   norm_and_rotate(heads.query, layer.query_norm, position, shape, layer);
@@ -322,18 +343,19 @@ BoundedRow transformer_attention(const TransformerShape& shape, const Transforme
 }
 
 BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
-                           const BoundedRow& residual) {
+                           const BoundedRow& residual, const BoundedRow& before) {
   BoundedRow result = residual;
-  const BoundedRow x =
-      layer.mlp_norm.empty() ? residual : rms_norm(residual, layer.mlp_norm, shape.norm_epsilon);
+  const std::vector<double>& norm = shape.parallel ? layer.attention_norm : layer.mlp_norm;
+  const BoundedRow& read = shape.parallel ? before : residual;
+  const BoundedRow x = norm.empty() ? read : row_norm(shape, read, norm);
   add(shape, result, layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x),
       layer.mlp_after_norm);
   return result;
 }
 
-BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm, const Matrix& head,
-                              double norm_epsilon, double scale) {
-  BoundedRow logits = product(head, {}, rms_norm(row, norm, norm_epsilon));
+BoundedRow transformer_logits(const TransformerShape& shape, const BoundedRow& row,
+                              std::span<const double> norm, const Matrix& head, double scale) {
+  BoundedRow logits = product(head, {}, row_norm(shape, row, norm));
   if (scale == 1) return logits;
   for (Bounded& one : logits) {  // the scale rounded to F32, and multiplied
     one = {scale * one.value, scale * (one.error + 2 * kUnit * size_of(one))};

@@ -37,7 +37,8 @@ struct TransformerLayer {
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
   std::vector<double> router_bias, gate_bias, up_bias, down_bias;  ///< of experts
   std::vector<double> sinks;                                       ///< a logit for each query head
-  std::int64_t window = 0;                  ///< tokens that one sees, itself among them; 0: all
+  std::int64_t window = 0;  ///< tokens that one sees, itself among them; 0: all
+  bool rotated = true;
   std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
 };
 
@@ -51,6 +52,8 @@ struct TransformerShape {
   std::int64_t d_head = 1;
   std::int64_t d_value = 1;
   double norm_epsilon = 1e-6;
+  bool layer_norm = false;  ///< LayerNorm without a bias instead of RMSNorm, of residual rows
+  bool parallel = false;    ///< the feed-forward part reads the row before attention, and its norm
   std::vector<double> inverse_frequencies;
   double magnitude = 1.0;
   double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
@@ -77,12 +80,13 @@ struct TransformerHeads {
                                                std::span<const TransformerHeads> tokens,
                                                const BoundedRow& residual);
 
-/// Stage 3: the residual row after the layer.
+/// Stage 3: the residual row after the layer. `before`: the row before attention.
 [[nodiscard]] BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
-                                         const BoundedRow& residual);
+                                         const BoundedRow& residual, const BoundedRow& before);
 
 /// Logits of one token: the final norm, then the head, then the scale.
-[[nodiscard]] BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm,
-                                            const Matrix& head, double norm_epsilon, double scale = 1);
+[[nodiscard]] BoundedRow transformer_logits(const TransformerShape& shape, const BoundedRow& row,
+                                            std::span<const double> norm, const Matrix& head,
+                                            double scale = 1);
 
 }  // namespace headwater::runtime::testing

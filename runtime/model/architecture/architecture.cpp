@@ -19,6 +19,7 @@ constexpr std::array kArchitectures = {
     Architecture{"glm4", "GLM-4 of 2025", describe_glm4},
     Architecture{"phi3", "Phi-3, Phi-4", describe_phi3},
     Architecture{"olmo2", "OLMo 2", describe_olmo2},
+    Architecture{"cohere2", "Command R7B", describe_cohere2},
 };
 
 }  // namespace

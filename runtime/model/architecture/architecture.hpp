@@ -21,6 +21,7 @@ struct Architecture {
 /// In the order in which messages and documents name them.
 [[nodiscard]] std::span<const Architecture> architectures();
 
+void describe_cohere2(const Keys& keys, ModelConfig& config);
 void describe_gemma2(const Keys& keys, ModelConfig& config);
 void describe_gemma3(const Keys& keys, ModelConfig& config);
 void describe_glm4(const Keys& keys, ModelConfig& config);

@@ -113,7 +113,7 @@ void Keys::refuse_unsupported(const ModelConfig& config) const {
   }
 }
 
-void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
+std::vector<bool> Keys::read_windows(ModelConfig& config, std::int64_t period) const {
   asked_.emplace(kPattern);
   const std::int64_t window = integer_or(kWindow, 0, kMaxTokens, 0);
   std::vector<bool> windowed(config.layer_specs.size());
@@ -131,8 +131,9 @@ void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
       windowed[i] = every == kEveryLayer || i % every != every - 1;
     }
   }
-  if (window >= config.context) return;  // it holds the whole context
-  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? window : 0;
+  const std::int64_t own = window < config.context ? window : 0;  // else it holds the whole context
+  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? own : 0;
+  return windowed;
 }
 
 void Keys::read_sizes(ModelConfig& config) const {
@@ -167,10 +168,14 @@ void Keys::read_sizes(ModelConfig& config) const {
                              key("attention.head_count"), config.heads, config.d_head, config.d_value,
                              kMaxWidth));
   }
+}
+
+void Keys::read_epsilon(ModelConfig& config) const {
+  const char* const name =
+      config.norm == Norm::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+  const double epsilon = positive(name, 0.0);
   // More than the mean square of the rows that it is added to would make all outputs nearly zero.
-  constexpr const char* kEpsilon = "attention.layer_norm_rms_epsilon";
-  const double epsilon = positive(kEpsilon, 0.0);
-  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(kEpsilon), epsilon));
+  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(name), epsilon));
   config.norm_epsilon = static_cast<float>(epsilon);
 }
 

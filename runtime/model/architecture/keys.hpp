@@ -27,16 +27,19 @@ class Keys {
   /// The same, or 0 where the key is not there.
   [[nodiscard]] double positive_or_none(std::string_view name) const;
 
-  /// What every architecture has: sizes, epsilon, vocabulary, the rotation of the usual keys, and layers of it.
+  /// What every architecture has: sizes, vocabulary, the rotation of the usual keys, and layers of it.
   void read_common(ModelConfig& config) const;
+  /// That of the norm that the model has.
+  void read_epsilon(ModelConfig& config) const;
   /// The rotation over the model's rotated dimensions by the base under this key; `scaled`: with the scaling that the file
   /// says (Llama 3's divisors, linear, YaRN, this between `whole_pairs`).
   [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
                                          bool scaled, bool whole_pairs = true) const;
   static constexpr std::int64_t kEveryLayer = 0;
   /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as
-  /// attention.sliding_window_pattern says: another period, or for each layer whether it has one.
-  void read_windows(ModelConfig& config, std::int64_t period) const;
+  /// attention.sliding_window_pattern says: another period, or for each layer whether it has one. Returns for which it says
+  /// so, windows that hold the whole context among them.
+  std::vector<bool> read_windows(ModelConfig& config, std::int64_t period) const;
   /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is
   /// there. Nothing where the count is 0.
   void read_experts(ModelConfig& config) const;
