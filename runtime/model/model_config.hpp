@@ -64,6 +64,9 @@ struct ModelConfig {
   double logit_softcap = 0;   ///< c: logits become c tanh(logit / c); 0: none
   std::optional<double> attention_scale;  ///< none: 1 / sqrt(d)
   double attention_softcap = 0;           ///< of the logits of attention; 0: none
+  /// b of Llama 4: a query at position p is multiplied by 1 + b ln(1 + floor(p / temperature_length)); 0: by nothing.
+  double temperature_scale = 0;
+  std::int64_t temperature_length = 1;
 
   bool sinks = false;                 ///< every layer has one sink a query head (LOGIT-4)
   bool expert_biases = false;         ///< router and experts have biases

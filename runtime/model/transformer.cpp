@@ -419,6 +419,14 @@ void Transformer::tabulate_rotations() {
   });
 }
 
+/// Of queries of the step's row.
+float Transformer::temperature(std::int64_t row) const {
+  const ModelConfig& config = model_->config();
+  if (config.temperature_scale == 0) return 1;
+  const std::int64_t lengths = positions_[static_cast<std::size_t>(row)] / config.temperature_length;
+  return static_cast<float>(1 + config.temperature_scale * std::log1p(static_cast<double>(lengths)));
+}
+
 void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
@@ -490,6 +498,7 @@ void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec
     std::int64_t heads = config.heads + config.heads_kv;
     if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
     float* const rows = qkv_.floats() + row * qkv_width_;
+    const float sharper = temperature(row);
     if (config.head_norms == HeadNorms::together) {
       const std::int64_t queries = config.heads * config.d_head;
       loops.rms_norm(rows, layer.query_norm.data(), queries, config.norm_epsilon, rows);
@@ -503,6 +512,8 @@ void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec
         loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
       }
       if (rotated) turn(x, cosine, cosine + pairs, pairs);
+      if (sharper == 1 || h >= config.heads) continue;
+      for (std::int64_t i = 0; i < config.d_head; ++i) x[i] *= sharper;
     }
     if (!bf16_rows_) return;
     loops.to_bf16(qkv_.floats() + row * qkv_width_, qkv_width_,

@@ -150,6 +150,7 @@ class Transformer {
   /// Floats of a row of rotation_: cosines and sines of every rotation.
   [[nodiscard]] std::int64_t rotation_width() const;
   void tabulate_rotations();
+  [[nodiscard]] float temperature(std::int64_t row) const;
   void run_layer(std::int64_t layer, std::int64_t n);
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
   /// x may be other rows afterwards (Projection::multiply).

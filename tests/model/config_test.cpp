@@ -251,6 +251,8 @@ TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
                                                              {"residual_scale", 1},
                                                              {"embedding_scale", 1},
                                                              {"attention.scale", 0},
+                                                             {"attention.temperature_scale", 0},
+                                                             {"attention.temperature_length", 0},
                                                              {"attention.clamp_kqv", 0},
                                                              {"attention.max_alibi_bias", 0},
                                                              {"use_parallel_residual", 0},
@@ -349,6 +351,36 @@ TEST(ModelConfig, RotatesTheLayersOfWindows) {
   }
 }
 
+// The published Ministrals take back what YaRN multiplies rows by; without the key nothing is taken back.
+TEST(ModelConfig, TemperatureAndMagnitudeOfMistral3) {
+  const auto read = [](float multiplier, const std::function<void(Builder&)>& more) {
+    TinyFile tiny;
+    tiny.architecture = "mistral3";
+    tiny.more_metadata = [&](Builder& b) {
+      b.add_text("mistral3.rope.scaling.type", "yarn").add("mistral3.rope.scaling.factor", kF32, 16.0F);
+      b.add("mistral3.rope.scaling.yarn_log_multiplier", kF32, multiplier);
+      more(b);
+    };
+    return config_of(tiny);
+  };
+  const double all = 1 + 0.1 * std::log(16.0);
+  EXPECT_DOUBLE_EQ(read(0, [](Builder&) {}).rotations.front().magnitude, all);
+  EXPECT_DOUBLE_EQ(read(1, [](Builder&) {}).rotations.front().magnitude, 1);
+  EXPECT_DOUBLE_EQ(read(0.5F, [](Builder&) {}).rotations.front().magnitude,
+                   all / (1 + 0.05 * std::log(16.0)));
+  EXPECT_EQ(read(1, [](Builder&) {}).temperature_scale, 0);
+  const auto scaled = [](Builder& b) { b.add("mistral3.attention.temperature_scale", kF32, 0.25F); };
+  EXPECT_EQ(read(1, scaled).temperature_scale, 0.25);
+  EXPECT_EQ(read(1, scaled).temperature_length, 512);
+  const auto original = [&](Builder& b) {
+    scaled(b);
+    b.add("mistral3.rope.scaling.original_context_length", kU32, 100U);
+  };
+  EXPECT_EQ(read(1, original).temperature_length, 100);
+  const auto own = [&](Builder& b) { original(b), b.add("mistral3.attention.temperature_length", kU32, 7U); };
+  EXPECT_EQ(read(1, own).temperature_length, 7);
+}
+
 TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
   struct Case {
     const char* architecture;
@@ -393,6 +425,21 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
       {"cohere2", "cohere2.logit_scale' holds nan", number("cohere2.logit_scale", nan)},
       {"cohere2", "cohere2.logit_scale", [](Builder&) {}},
       {"cohere2", "cohere2.attention.layer_norm_epsilon", number("cohere2.logit_scale", 0.5F)},
+      {"mistral3", "mistral3.attention.temperature_scale is -1",
+       number("mistral3.attention.temperature_scale", -1)},
+      {"mistral3", "mistral3.attention.temperature_scale' holds nan",
+       number("mistral3.attention.temperature_scale", nan)},
+      {"mistral3", "mistral3.attention.temperature_length' is 0; allowed: 1 .. ",
+       [](Builder& b) {
+         b.add<float>("mistral3.attention.temperature_scale", kF32, 0.1F);
+         b.add("mistral3.attention.temperature_length", kU32, 0U);
+       }},
+      {"mistral3", "mistral3.rope.scaling.original_context_length' is 0; allowed: 1 .. ",
+       [](Builder& b) { b.add("mistral3.rope.scaling.original_context_length", kU32, 0U); }},
+      {"mistral3", "mistral3.rope.scaling.yarn_log_multiplier is -1",
+       number("mistral3.rope.scaling.yarn_log_multiplier", -1)},
+      {"mistral3", "'mistral3.rope.scaling.yarn_ext_factor' is not supported",
+       number("mistral3.rope.scaling.yarn_ext_factor", 1)},
       {"qwen3moe", "qwen3moe.expert_used_count' is 3; allowed: 1 .. 2",
        [](Builder& b) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 3U);

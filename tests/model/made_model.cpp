@@ -76,7 +76,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_head = sizes.d_head;
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = cohere || sizes.architecture == "llama" || sizes.architecture == "granite"
+  shape_.layout = cohere || sizes.architecture == "llama" || sizes.architecture == "granite" ||
+                          sizes.architecture == "mistral3"
                       ? RopeLayout::adjacent_pairs
                       : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
@@ -87,6 +88,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
   if (cohere) describe_cohere2();
+  if (sizes.architecture == "mistral3") describe_mistral3();
   if (sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
@@ -201,6 +203,13 @@ void MadeModel::describe_cohere2() {
   builder_.add("cohere2.logit_scale", kF32, 0.25F);
   shape_.layer_norm = shape_.parallel = true;
   logit_scale_ = 0.25;
+}
+
+void MadeModel::describe_mistral3() {
+  builder_.add("mistral3.attention.temperature_scale", kF32, 0.5F);
+  builder_.add("mistral3.attention.temperature_length", kU32, static_cast<std::uint32_t>(sizes_.window));
+  shape_.temperature_scale = 0.5;
+  shape_.temperature_length = sizes_.window;
 }
 
 /// Uniform in middle +- spread; 0 rows: a vector, in F32.

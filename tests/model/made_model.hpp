@@ -18,7 +18,7 @@ struct MadeSizes {
   /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours, "gemma3" has windows in every second
   /// layer, two rotations, norms after what is added, GeGLU; "granite" scales; "olmo2" norms of all heads as one; "qwen3moe" experts; "gpt-oss" these with biases,
   /// sinks, windows and a clamped gate; "cohere2" LayerNorm, a parallel feed-forward part, and windows in every second layer,
-  /// of which the others are not rotated.
+  /// of which the others are not rotated; "mistral3" queries that grow with their position.
   std::string architecture = "qwen2";
   std::int64_t layers = 1;
   std::int64_t width = 32;
@@ -35,7 +35,7 @@ struct MadeSizes {
   std::vector<TensorType> types = {TensorType::f32};
   bool tied = false;         ///< the embedding is the head
   double rope_factor = 1.0;  ///< of linear scaling
-  std::int64_t window = 40;  ///< of gemma3, gpt-oss and cohere2
+  std::int64_t window = 40;  ///< of gemma3, gpt-oss and cohere2; of mistral3 the length by which queries grow
   std::int64_t experts = 5;  ///< of qwen3moe and gpt-oss, each feed_forward wide
   std::int64_t experts_used = 2;
 };
@@ -67,6 +67,7 @@ class MadeModel {
   void describe_gemma3();
   void describe_experts();
   void describe_granite();
+  void describe_mistral3();
   Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows, std::int64_t count = 1);
 
   MadeSizes sizes_;

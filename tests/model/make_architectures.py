@@ -76,8 +76,15 @@ MODELS = {
     "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2, "head_dim": SHORT, "tie_word_embeddings": False}, {}),
     "cohere2": ("cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": WINDOW, "logit_scale": 0.25},
                 {**WINDOWS, "logit_scale": 0.25, "attention.layer_norm_epsilon": 1e-5}),
+    # The published ones take all of YaRN's magnitude back, mscale_all_dim 1.
+    "mistral3": ("mistral3", "Ministral3", {"num_hidden_layers": 2, "rope_parameters": rope(
+        1000000.0, rope_type="yarn", factor=CONTEXT / 24, original_max_position_embeddings=24, beta_fast=4.0, beta_slow=1.0,
+        mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.5)},
+        {"rope.freq_base": 1000000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": CONTEXT / 24,
+         "rope.scaling.original_context_length": 24, "rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_log_multiplier": 0.5,
+         "attention.temperature_scale": 0.5}),
 }
-ADJACENT = {"smollm3", "granite", "granitemoe", "llama"}  # ggml's converter turns their rows
+ADJACENT = {"smollm3", "granite", "granitemoe", "llama", "mistral3"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",

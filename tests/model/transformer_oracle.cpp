@@ -324,6 +324,12 @@ TransformerHeads transformer_heads(const TransformerShape& shape, const Transfor
                             product(layer.value, layer.value_bias, x)};
   norm_and_rotate(heads.query, layer.query_norm, position, shape, layer);
   norm_and_rotate(heads.key, layer.key_norm, position, shape, layer);
+  const double lengths =
+      std::floor(static_cast<double>(position) / static_cast<double>(shape.temperature_length));
+  const double factor = 1 + shape.temperature_scale * std::log(1 + lengths);
+  if (factor != 1) {  // rounded to F32, and multiplied
+    for (Bounded& x : heads.query) x = {factor * x.value, factor * (x.error + 2.01 * kUnit * size_of(x))};
+  }
   return heads;
 }
 

@@ -58,6 +58,9 @@ struct TransformerShape {
   double magnitude = 1.0;
   double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
   double residual_scale = 1;
+  double temperature_scale =
+      0;  ///< b: queries of position p times 1 + b ln(1 + floor(p / temperature_length))
+  std::int64_t temperature_length = 1;
   Activation activation = Activation::silu;
   std::int64_t experts_used = 0;
   RopeLayout layout = RopeLayout::split_halves;

@@ -20,6 +20,7 @@ constexpr std::array kArchitectures = {
     Architecture{"phi3", "Phi-3, Phi-4", describe_phi3},
     Architecture{"olmo2", "OLMo 2", describe_olmo2},
     Architecture{"cohere2", "Command R7B", describe_cohere2},
+    Architecture{"mistral3", "Ministral 3, Mistral Small 3", describe_mistral3},
 };
 
 }  // namespace

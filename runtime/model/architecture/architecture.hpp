@@ -29,6 +29,7 @@ void describe_gpt_oss(const Keys& keys, ModelConfig& config);
 void describe_granite(const Keys& keys, ModelConfig& config);
 void describe_granitemoe(const Keys& keys, ModelConfig& config);
 void describe_llama(const Keys& keys, ModelConfig& config);
+void describe_mistral3(const Keys& keys, ModelConfig& config);
 void describe_olmo2(const Keys& keys, ModelConfig& config);
 void describe_phi3(const Keys& keys, ModelConfig& config);
 void describe_qwen2(const Keys& keys, ModelConfig& config);

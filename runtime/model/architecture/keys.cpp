@@ -43,6 +43,8 @@ constexpr std::array kUnsupported = {
     Unsupported{"residual_scale", 1, "a scaled residual stream"},
     Unsupported{"embedding_scale", 1, "scaled embeddings"},
     Unsupported{"attention.scale", 0, "an attention scale of its own"},
+    Unsupported{"attention.temperature_scale", 0, "queries that grow with their position"},
+    Unsupported{"attention.temperature_length", 0, "queries that grow with their position"},
     Unsupported{"attention.clamp_kqv", 0, "clamped queries and keys"},
     Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
     Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
@@ -100,6 +102,7 @@ void Keys::refuse_unsupported(const ModelConfig& config) const {
     }
     if (!neutral) file_.refuse(fmt::format("{} asks for {}, which is not supported", name, feature.what));
   }
+  refuse_unknown_scaling();
   if (!file_.boolean_or(key("attention.causal"), true)) {
     file_.refuse(fmt::format("{} is false; only causal attention is supported", key("attention.causal")));
   }
@@ -184,7 +187,9 @@ void Keys::refuse_unknown_scaling() const {
   const std::string prefix = key("rope.scaling.");
   for (const std::string_view name : file_.keys()) {
     if (!name.starts_with(prefix)) continue;
-    if (std::ranges::find(kScalingKeys, name.substr(prefix.size())) != kScalingKeys.end()) continue;
+    const std::string_view own = name.substr(prefix.size());
+    if (std::ranges::find(kScalingKeys, own) != kScalingKeys.end()) continue;
+    if (asked_.contains(fmt::format("rope.scaling.{}", own))) continue;
     file_.refuse(fmt::format("{} is not supported", quoted(name)));
   }
 }
@@ -193,7 +198,6 @@ void Keys::refuse_unknown_scaling() const {
 /// there; rope.scale_linear is the factor where the new key is missing; attn_factor multiplies the magnitude of every
 /// type. (It reads neither YaRN's betas nor its other factors for them; the betas are honoured here.)
 RopeScaling Keys::scaling(const ModelConfig& config) const {
-  refuse_unknown_scaling();
   RopeScaling scaling;
   const char* const factor = !file_.has(key("rope.scaling.factor")) && file_.has(key("rope.scale_linear"))
                                  ? "rope.scale_linear"
@@ -288,6 +292,18 @@ RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base,
     file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", key(base), theta));
   }
   return rope_frequencies(2 * pairs, theta, rope_divisors("rope_freqs.weight", pairs), how);
+}
+
+double Keys::yarn_magnitude(const ModelConfig& config, double multiplier) const {
+  const RopeScaling how = scaling(config);
+  return how.kind == RopeScaling::Kind::yarn ? 1.0 + 0.1 * multiplier * std::log(how.factor) : 1.0;
+}
+
+void Keys::read_temperature(ModelConfig& config) const {
+  config.temperature_scale = positive_or_none("attention.temperature_scale");
+  config.temperature_length = integer_or(
+      "attention.temperature_length", 1, kMaxTokens,
+      file_.integer_or(key("rope.scaling.original_context_length"), 1, kMaxTokens, config.context));
 }
 
 void Keys::read_vocabulary(ModelConfig& config) const {

@@ -35,6 +35,10 @@ class Keys {
   /// says (Llama 3's divisors, linear, YaRN, this between `whole_pairs`).
   [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
                                          bool scaled, bool whole_pairs = true) const;
+  /// What YaRN sharpens attention by, 1 + 0.1 m ln s; 1 where the file does not ask for YaRN.
+  [[nodiscard]] double yarn_magnitude(const ModelConfig& config, double multiplier) const;
+  /// attention.temperature_scale, and as its length attention.temperature_length, or else the original context.
+  void read_temperature(ModelConfig& config) const;
   static constexpr std::int64_t kEveryLayer = 0;
   /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as
   /// attention.sliding_window_pattern says: another period, or for each layer whether it has one. Returns for which it says
