@@ -60,6 +60,7 @@ class ModelReader {
   void read_gate_up(const std::string& prefix, LayerWeights& layer);
   void read_experts(const std::string& prefix, LayerWeights& layer);
   void read_expert_biases(const std::string& prefix, LayerWeights& layer);
+  void read_shared(const std::string& prefix, LayerWeights& layer);
   std::vector<float> matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
   void read_head();
   void check_embedding(int threads) const;
@@ -185,6 +186,18 @@ void ModelReader::read_experts(const std::string& prefix, LayerWeights& layer) {
                              {}});
   }
   if (config.expert_biases) read_expert_biases(prefix, layer);
+  if (config.shared_feed_forward > 0) read_shared(prefix, layer);
+}
+
+void ModelReader::read_shared(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::int64_t width = config.shared_feed_forward;
+  const std::array in = {config.width, width};
+  const Tensor& gate = use(prefix + "ffn_gate_shexp.weight", in);
+  const Tensor& up = use(prefix + "ffn_up_shexp.weight", in);
+  layer.shared.gate_up = gate_up({&gate, 0, width}, {&up, 0, width});
+  layer.shared.down = whole(prefix + "ffn_down_shexp.weight", width, config.width);
+  if (config.shared_gate) layer.shared_gate = vector(prefix + "ffn_gate_inp_shexp.weight", config.width);
 }
 
 void ModelReader::read_expert_biases(const std::string& prefix, LayerWeights& layer) {

@@ -40,6 +40,8 @@ struct LayerWeights {
   std::unique_ptr<Projection> router;       ///< width -> experts, in F32
   std::vector<Expert> experts;              ///< in place of gate_up and down
   std::vector<float> router_bias;           ///< [experts]
+  Expert shared;                            ///< that all rows take beside those
+  std::vector<float> shared_gate;           ///< [width]
   std::vector<float> sinks;                 ///< [heads]
 };
 
@@ -102,6 +104,7 @@ class Model {
         if (*projection) action(**projection);
       }
       for (const Expert& expert : layer.experts) action(*expert.gate_up), action(*expert.down);
+      if (layer.shared.down) action(*layer.shared.gate_up), action(*layer.shared.down);
     }
     if (head_) action(*head_);
   }

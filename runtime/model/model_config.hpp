@@ -43,6 +43,11 @@ struct ModelConfig {
   std::int64_t feed_forward = 0;  ///< width between the two halves of the MLP, or of an expert
   std::int64_t experts = 0;  ///< feed-forward parts of a layer of which each row takes some; 0: one for all
   std::int64_t experts_used = 0;  ///< by a row
+  bool weights_of_all =
+      false;  ///< experts' weights are those of a softmax over all, not over those that a row takes
+  std::int64_t shared_feed_forward =
+      0;                     ///< width of the expert that all rows take beside those; 0: there is none
+  bool shared_gate = false;  ///< and are weighted for it by a sigmoid
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< tokens that the model was made for
   Norm norm = Norm::rms;     ///< before layers' parts, and the final one
@@ -76,6 +81,8 @@ struct ModelConfig {
 
   /// Layers whose tokens see a window alone.
   [[nodiscard]] std::int64_t windowed_layers() const;
+  /// Of all feed-forward parts.
+  [[nodiscard]] std::int64_t widest_feed_forward() const;
 };
 
 /// Reads the configuration of a model from the file's metadata. Error(invalid_argument) naming the key for an architecture

@@ -103,12 +103,13 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   bf16_rows_ = options.cache_type == DType::bf16 && model_->precision() == Precision::bf16;
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
-  hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
+  hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
   if (config.norms_after || config.experts > 0) branch_ = AlignedBuffer(bytes(rows, config.width));
   if (config.experts > 0) {
     routed_ = AlignedBuffer(bytes(most, config.experts));
     gathered_ = AlignedBuffer(bytes(rows, config.width, element));
-    routing_.reserve(most, config.experts, config.experts_used);
+    routing_.reserve(most, config.experts, config.experts_used, config.weights_of_all);
+    shared_visits_.resize(static_cast<std::size_t>(most));
     expert_blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   }
   rotation_ = AlignedBuffer(bytes(most, rotation_width()));
@@ -576,7 +577,7 @@ void Transformer::run_gate(const LayerWeights& layer, const std::vector<float>& 
   norm(residual_.floats(), norm_weight, n);
   watch.lap(times_.other);
   project(*layer.gate_up, normed_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, {}, rounded()));
+          GateSink(config.gate, hidden_.data(), layer.down->depth(), {}, rounded()));
   watch.lap(times_.projections);
 }
 
@@ -601,13 +602,27 @@ void Transformer::run_experts(const LayerWeights& layer, std::int64_t n) {
   watch.lap(times_.other);
   project(*layer.router, branch_.data(), n, StoreSink(routed_.floats(), config.experts, layer.router_bias));
   routing_.choose(routed_.floats(), n);
+  const std::byte* const rows = rounded() ? normed_.data() : branch_.data();
   for (std::int64_t e = 0; e < config.experts; ++e) {
     const auto visits = routing_.of(e);
-    if (visits.empty()) continue;
-    run_expert(layer.experts[static_cast<std::size_t>(e)], visits,
-               rounded() ? normed_.data() : branch_.data());
+    if (!visits.empty()) run_expert(layer.experts[static_cast<std::size_t>(e)], visits, rows);
   }
+  if (layer.shared.down) run_expert(layer.shared, visit_shared(layer, n), rows);
   watch.lap(times_.projections);
+}
+
+std::span<const Routing::Visit> Transformer::visit_shared(const LayerWeights& layer, std::int64_t n) {
+  const std::int64_t width = model_->config().width;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    Routing::Visit& visit = shared_visits_[static_cast<std::size_t>(row)];
+    visit = {static_cast<std::int32_t>(row), 1};
+    if (layer.shared_gate.empty()) return;
+    const float* const x = branch_.floats() + row * width;
+    float logit = 0;
+    for (std::int64_t i = 0; i < width; ++i) logit += x[i] * layer.shared_gate[static_cast<std::size_t>(i)];
+    visit.weight = 1 / (1 + std::exp(-logit));
+  });
+  return std::span(shared_visits_).first(static_cast<std::size_t>(n));
 }
 
 /// Of its rows, those of a chunk are multiplied in blocks of their own: the bits do not depend on how a prompt is cut.
@@ -633,7 +648,7 @@ void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visi
   }
   std::swap(blocks_, expert_blocks_);
   project(*expert.gate_up, gathered_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, expert.gate_up_bias, rounded()));
+          GateSink(config.gate, hidden_.data(), expert.down->depth(), expert.gate_up_bias, rounded()));
   project(*expert.down, hidden_.data(), n,
           VisitSink(residual_.floats(), config.width, visits, expert.down_bias, config.residual_scale));
   std::swap(blocks_, expert_blocks_);

@@ -161,6 +161,8 @@ class Transformer {
   void run_gate(const LayerWeights& layer, const std::vector<float>& norm_weight, std::int64_t n);
   void run_feed_forward(const LayerWeights& layer, std::int64_t n);
   void run_experts(const LayerWeights& layer, std::int64_t n);
+  /// All rows, with the weights of the expert that they share; valid until the next call.
+  std::span<const Routing::Visit> visit_shared(const LayerWeights& layer, std::int64_t n);
   void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows);
   void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
@@ -202,12 +204,13 @@ class Transformer {
   AlignedBuffer qkv_;       // [n][qkv_width] F32
   AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
   AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
+  AlignedBuffer hidden_;    // [n + padding][the widest feed-forward part], the same
   AlignedBuffer
       branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
   AlignedBuffer routed_;    // [n][experts] F32: the router's logits
   AlignedBuffer gathered_;  // [n + padding][width], rows of one expert, as normed_
   Routing routing_;
+  std::vector<Routing::Visit> shared_visits_;
   std::vector<RowBlock> expert_blocks_;   // of one expert
   AlignedBuffer rotation_;                // [n][rotations][cosines, sines] F32
   std::vector<float> answer_;             // logits for the first part, or from the last one

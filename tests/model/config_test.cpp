@@ -455,6 +455,19 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 1U);
          b.add("qwen3moe.expert_feed_forward_length", kU32, 0U);
        }},
+      {"qwen2moe", "qwen2moe.expert_shared_feed_forward_length' is 0; allowed: 1 .. ",
+       [](Builder& b) {
+         b.add("qwen2moe.expert_count", kU32, 2U), b.add("qwen2moe.expert_used_count", kU32, 1U);
+         b.add("qwen2moe.expert_shared_feed_forward_length", kU32, 0U);
+       }},
+      {"qwen2moe", "qwen2moe.expert_shared_feed_forward_length' is 4294967295; allowed: 1 .. 1048576",
+       [](Builder& b) {
+         b.add("qwen2moe.expert_count", kU32, 2U), b.add("qwen2moe.expert_used_count", kU32, 1U);
+         b.add("qwen2moe.expert_shared_feed_forward_length", kU32, 0xFFFFFFFFU);
+       }},
+      {"qwen2moe", "qwen2moe.expert_shared_count asks for shared experts",
+       [](Builder& b) { b.add("qwen2moe.expert_shared_count", kU32, 1U); }},
+      {"qwen2moe", "qwen2moe.expert_weights_scale asks for", number("qwen2moe.expert_weights_scale", 2)},
       {"llama", "llama.rope.freq_base_swa asks for", number("llama.rope.freq_base_swa", 10000)},
   };
   for (const Case& one : cases) {

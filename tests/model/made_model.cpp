@@ -89,7 +89,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   if (sizes.architecture == "granite") describe_granite();
   if (cohere) describe_cohere2();
   if (sizes.architecture == "mistral3") describe_mistral3();
-  if (sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
+  const bool shared = sizes.architecture == "qwen2moe";
+  if (shared || sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
   head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
@@ -121,7 +122,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
     layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
     layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
-    const bool experts = oss || sizes.architecture == "qwen3moe";
+    const bool experts = oss || shared || sizes.architecture == "qwen3moe";
     const std::string tail = experts ? "_exps.weight" : ".weight";
     const std::int64_t count = experts ? sizes.experts : 1;
     if (experts) layer.router = matrix(at + "ffn_gate_inp.weight", sizes.width, count);
@@ -129,6 +130,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     layer.up = matrix(at + "ffn_up" + tail, sizes.width, sizes.feed_forward, count);
     layer.down = matrix(at + "ffn_down" + tail, sizes.feed_forward, sizes.width, count);
     if (oss) add_expert_biases(at, layer);
+    if (shared) add_shared_expert(at, layer);
     layers_.push_back(std::move(layer));
   }
   builder_.data_bytes = data_.size();
@@ -169,6 +171,10 @@ void MadeModel::describe_experts() {
   builder_.add(a + "expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
   builder_.add(a + "expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
   shape_.experts_used = sizes_.experts_used;
+  shape_.weights_of_all = sizes_.architecture == "qwen2moe";
+  if (shape_.weights_of_all) {
+    builder_.add(a + "expert_shared_feed_forward_length", kU32, static_cast<std::uint32_t>(sizes_.shared));
+  }
   if (sizes_.architecture != "gpt-oss") return;
   builder_.add(a + "attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
   shape_.activation = Activation::clamped;
@@ -185,6 +191,15 @@ void MadeModel::add_expert_biases(const std::string& at, TransformerLayer& layer
   layer.down_bias = add(at + "ffn_down_exps.bias", sizes_.width, sizes_.experts, 0.0F, 0.5F);
   sizes_.types = types;
   matrices_ = made;
+}
+
+void MadeModel::add_shared_expert(const std::string& at, TransformerLayer& layer) {
+  layer.shared_gate = matrix(at + "ffn_gate_shexp.weight", sizes_.width, sizes_.shared);
+  layer.shared_up = matrix(at + "ffn_up_shexp.weight", sizes_.width, sizes_.shared);
+  layer.shared_down = matrix(at + "ffn_down_shexp.weight", sizes_.shared, sizes_.width);
+  const float spread = 2 / std::sqrt(static_cast<float>(sizes_.width));
+  layer.shared_weight = {1, sizes_.width,
+                         add(at + "ffn_gate_inp_shexp.weight", sizes_.width, 0, 0.0F, spread)};
 }
 
 void MadeModel::describe_granite() {

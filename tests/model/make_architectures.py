@@ -83,12 +83,17 @@ MODELS = {
         {"rope.freq_base": 1000000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": CONTEXT / 24,
          "rope.scaling.original_context_length": 24, "rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_log_multiplier": 0.5,
          "attention.temperature_scale": 0.5}),
+    "qwen2moe": ("qwen2moe", "Qwen2Moe", {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                 "shared_expert_intermediate_size": 40, "norm_topk_prob": False},
+                 {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 40}),
 }
 ADJACENT = {"smollm3", "granite", "granitemoe", "llama", "mistral3"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+         "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
          "mlp.gate": "ffn_gate_inp", "block_sparse_moe.router": "ffn_gate_inp", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                     "post_feedforward_layernorm": "post_ffw_norm"},
@@ -170,6 +175,8 @@ def write(name, arch, model, facts, words):
                 values = make_fixtures.adjacent(values, HEADS if "q_proj" in part else HEADS_KV)
         if arch.startswith("gemma") and tensor.endswith("norm"):
             values = values + 1.0
+        if tensor.endswith("ffn_gate_inp_shexp"):
+            values = values[0]
         narrow = values.ndim == 2 and not tensor.endswith("ffn_gate_inp")
         writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if narrow else np.float32))
     writer.write_header_to_file()

@@ -256,7 +256,7 @@ std::span<const double> one_of(const std::vector<double>& all, std::size_t index
   return std::span(all).subspan(index * (all.size() / count), all.size() / count);
 }
 
-/// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those. Which these are must not
+/// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those, or over all. Which these are must not
 /// hang on a rounding.
 BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
   const BoundedRow logits = product(layer.router, layer.router_bias, x);
@@ -274,14 +274,15 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
   double total = 0;
   double spread = 0;
   double logit_error = 0;
-  for (std::size_t i = 0; i < used; ++i) {
+  const std::size_t summed = shape.weights_of_all ? logits.size() : used;
+  for (std::size_t i = 0; i < summed; ++i) {
     total += std::exp(logits[order[i]].value - logits[order[0]].value);
     spread = std::max(spread, logits[order[0]].value - logits[order[i]].value);
     logit_error = std::max(logit_error, logits[order[i]].error);
   }
   // An exponential of 4 u whose argument is off by the logits' errors and 2 u of itself, twice; the sum and a quotient.
   const double relative =
-      std::exp(2 * (2 * logit_error + (2 * spread + 4) * kUnit) + (static_cast<double>(used) + 3) * kUnit) -
+      std::exp(2 * (2 * logit_error + (2 * spread + 4) * kUnit) + (static_cast<double>(summed) + 3) * kUnit) -
       1;
   for (std::size_t i = 0; i < used; ++i) {
     const std::size_t e = order[i];
@@ -300,6 +301,25 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
     }
   }
   return sum;
+}
+
+/// Adds the expert that all tokens take: w mlp(x), w = 1 / (1 + e^-t), t a product with x.
+void add_shared(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x,
+                BoundedRow& sum) {
+  Bounded weight = {1, 0};
+  if (layer.shared_weight.rows > 0) {
+    const Bounded t = product(layer.shared_weight, {}, x).front();
+    weight.value = 1 / (1 + std::exp(-t.value));
+    // It is nowhere steeper than 1/4. An exponential of 4 u, a sum, a quotient.
+    weight.error = t.error / 4 + 6 * kUnit * weight.value;
+  }
+  const BoundedRow own = mlp(shape, {layer.shared_gate, layer.shared_up, layer.shared_down, {}, {}, {}}, x);
+  for (std::size_t c = 0; c < sum.size(); ++c) {
+    sum[c].value += weight.value * own[c].value;
+    // A product with the weight, and a sum.
+    sum[c].error += weight.value * own[c].error + weight.error * size_of(own[c]);
+    sum[c].error += kUnit * (weight.value * size_of(own[c]) + size_of(sum[c]));
+  }
 }
 
 /// What a part of a layer adds, normed if it has a norm for that, and scaled.
@@ -354,8 +374,9 @@ BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer
   const std::vector<double>& norm = shape.parallel ? layer.attention_norm : layer.mlp_norm;
   const BoundedRow& read = shape.parallel ? before : residual;
   const BoundedRow x = norm.empty() ? read : row_norm(shape, read, norm);
-  add(shape, result, layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x),
-      layer.mlp_after_norm);
+  BoundedRow change = layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x);
+  if (layer.shared_down.rows > 0) add_shared(shape, layer, x, change);
+  add(shape, result, change, layer.mlp_after_norm);
   return result;
 }
 

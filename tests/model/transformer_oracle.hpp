@@ -36,8 +36,10 @@ struct TransformerLayer {
       router;  ///< of experts, which stand one after the other in gate, up and down; no rows: there are none
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
   std::vector<double> router_bias, gate_bias, up_bias, down_bias;  ///< of experts
-  std::vector<double> sinks;                                       ///< a logit for each query head
-  std::int64_t window = 0;  ///< tokens that one sees, itself among them; 0: all
+  Matrix shared_gate, shared_up, shared_down;  ///< of the expert that all tokens take; no rows: there is none
+  Matrix shared_weight;                        ///< one row: times the sigmoid of its product; none: times 1
+  std::vector<double> sinks;                   ///< a logit for each query head
+  std::int64_t window = 0;                     ///< tokens that one sees, itself among them; 0: all
   bool rotated = true;
   std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
 };
@@ -63,6 +65,7 @@ struct TransformerShape {
   std::int64_t temperature_length = 1;
   Activation activation = Activation::silu;
   std::int64_t experts_used = 0;
+  bool weights_of_all = false;  ///< a softmax over all experts, not over those that are used
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =
       0;  ///< of the type that keys and values are stored in: 2^-8 BF16, 2^-11 F16, 0 F32

@@ -245,6 +245,11 @@ void Keys::read_experts(ModelConfig& config) const {
   config.feed_forward = integer_or("expert_feed_forward_length", 1, kMaxWidth, config.feed_forward);
 }
 
+void Keys::read_shared_expert(ModelConfig& config, std::int64_t fallback) const {
+  if (config.experts == 0) return;
+  config.shared_feed_forward = integer_or("expert_shared_feed_forward_length", 1, kMaxWidth, fallback);
+}
+
 void Keys::read_long_rope(ModelConfig& config) const {
   const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
   const auto divide = [&](const char* tensor) {

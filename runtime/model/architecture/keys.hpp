@@ -47,6 +47,8 @@ class Keys {
   /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is
   /// there. Nothing where the count is 0.
   void read_experts(ModelConfig& config) const;
+  /// The width of an expert that all rows take, in a model with experts.
+  void read_shared_expert(ModelConfig& config, std::int64_t fallback) const;
   /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
   /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
   void read_long_rope(ModelConfig& config) const;
