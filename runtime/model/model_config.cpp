@@ -14,7 +14,9 @@ std::int64_t ModelConfig::windowed_layers() const {
   return std::ranges::count_if(layer_specs, [](const LayerSpec& layer) { return layer.window > 0; });
 }
 
-std::int64_t ModelConfig::widest_feed_forward() const { return std::max(feed_forward, shared_feed_forward); }
+std::int64_t ModelConfig::widest_feed_forward() const {
+  return std::max({feed_forward, dense_feed_forward, shared_feed_forward});
+}
 
 ModelConfig read_model_config(const GgufFile& file) {
   const std::string_view name = file.text("general.architecture");

@@ -28,6 +28,7 @@ struct LayerSpec {
   static constexpr int kNotRotated = -1;
   std::int64_t window = 0;  ///< keys that a token sees, itself among them; 0: all
   int rotation = 0;         ///< index into ModelConfig::rotations, or kNotRotated
+  bool dense = false;       ///< one feed-forward part for all rows, in a model with experts
 };
 
 /// The shape of a model and the constants of its forward pass.
@@ -43,11 +44,14 @@ struct ModelConfig {
   std::int64_t feed_forward = 0;  ///< width between the two halves of the MLP, or of an expert
   std::int64_t experts = 0;  ///< feed-forward parts of a layer of which each row takes some; 0: one for all
   std::int64_t experts_used = 0;  ///< by a row
-  bool weights_of_all =
-      false;  ///< experts' weights are those of a softmax over all, not over those that a row takes
-  std::int64_t shared_feed_forward =
-      0;                     ///< width of the expert that all rows take beside those; 0: there is none
-  bool shared_gate = false;  ///< and are weighted for it by a sigmoid
+  /// Experts' weights are those of a softmax over all, not over those that a row takes.
+  bool weights_of_all = false;
+  float expert_scale = 1;  ///< times those weights
+  std::int64_t dense_feed_forward =
+      0;  ///< width of the feed-forward part of layers that are LayerSpec::dense
+  /// Width of the expert that all rows take beside those, 0: there is none; and whether a sigmoid weights it.
+  std::int64_t shared_feed_forward = 0;
+  bool shared_gate = false;
   std::int64_t vocabulary = 0;
   std::int64_t context = 0;  ///< tokens that the model was made for
   Norm norm = Norm::rms;     ///< before layers' parts, and the final one
@@ -76,8 +80,11 @@ struct ModelConfig {
   bool sinks = false;                 ///< every layer has one sink a query head (LOGIT-4)
   bool expert_biases = false;         ///< router and experts have biases
   std::string mlp_norm = "ffn_norm";  ///< the tensor of the norm before the feed-forward part
-  bool fused_qkv = false;             ///< queries, keys and values stand in one tensor
-  bool fused_gate = false;            ///< gate and up stand in one tensor, the gate first
+  /// Width of the row that a layer makes all heads' keys and values of, and their values, after its norm; the rotated
+  /// elements come from the residual row, the same for all heads. 0: keys and values come from the residual row.
+  std::int64_t latent = 0;
+  bool fused_qkv = false;   ///< queries, keys and values stand in one tensor
+  bool fused_gate = false;  ///< gate and up stand in one tensor, the gate first
 
   /// Layers whose tokens see a window alone.
   [[nodiscard]] std::int64_t windowed_layers() const;

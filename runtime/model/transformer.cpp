@@ -112,6 +112,12 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
     shared_visits_.resize(static_cast<std::size_t>(most));
     expert_blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   }
+  if (config.latent > 0) {
+    const LayerWeights& layer = model_->layers().front();
+    latent_ = AlignedBuffer(bytes(most, layer.latent->width()));
+    latent_normed_ = AlignedBuffer(bytes(rows, config.latent, element));
+    expanded_ = AlignedBuffer(bytes(most, layer.latent_up->width()));
+  }
   rotation_ = AlignedBuffer(bytes(most, rotation_width()));
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
@@ -145,8 +151,9 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
 
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
-  for (const AlignedBuffer* buffer : {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_,
-                                      &routed_, &gathered_, &rotation_}) {
+  for (const AlignedBuffer* buffer :
+       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_, &routed_, &gathered_,
+        &rotation_, &latent_, &latent_normed_, &expanded_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -380,7 +387,8 @@ void Transformer::run_layers(std::span<const std::int32_t> ids, std::span<const 
 void Transformer::initialise_rows(std::int64_t rows) {
   if (rows <= initialised_rows_) return;
   const std::int64_t longest = workspace_rows();
-  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_, &branch_, &gathered_}) {
+  for (const AlignedBuffer* buffer :
+       {&normed_, &attended_, &hidden_, &branch_, &gathered_, &latent_normed_}) {
     const std::size_t row = buffer->size() / static_cast<std::size_t>(longest);
     std::fill_n(buffer->data() + static_cast<std::size_t>(initialised_rows_) * row,
                 static_cast<std::size_t>(rows - initialised_rows_) * row, std::byte{0});
@@ -481,6 +489,37 @@ void Transformer::add_projected(const Projection& projection, void* x, std::int6
                        config.norm_epsilon, residual_.floats() + row * config.width);
   });
   watch.lap(times_.other);
+}
+
+void Transformer::expand_latent(const LayerWeights& layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  const std::int64_t width = layer.latent->width();
+  const std::int64_t expanded = layer.latent_up->width();
+  norm(residual_.floats(), layer.attention_norm, n);  // the product of the queries may have changed the rows
+  project(*layer.latent, normed_.data(), n, StoreSink(latent_.floats(), width, {}));
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const from = latent_.floats() + row * width;
+    if (rounded()) {
+      loops.rms_norm_bf16(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
+                          reinterpret_cast<std::uint16_t*>(latent_normed_.data()) + row * config.latent);
+    } else {
+      loops.rms_norm(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
+                     latent_normed_.floats() + row * config.latent);
+    }
+  });
+  project(*layer.latent_up, latent_normed_.data(), n, StoreSink(expanded_.floats(), expanded, {}));
+  const std::int64_t rotated = width - config.latent;
+  const std::int64_t plain = config.d_head - rotated;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* from = expanded_.floats() + row * expanded;
+    float* to = qkv_.floats() + row * qkv_width_ + config.heads * config.d_head;
+    for (std::int64_t h = 0; h < config.heads_kv; ++h, from += plain, to += config.d_head) {
+      std::copy_n(latent_.floats() + row * width + config.latent, rotated, to);
+      std::copy_n(from, plain, to + rotated);
+    }
+    std::copy_n(from, config.heads_kv * config.d_value, to);
+  });
 }
 
 /// Norms of heads and rotation, in place, and rounding where the engine gets rounded rows.
@@ -605,9 +644,11 @@ void Transformer::run_experts(const LayerWeights& layer, std::int64_t n) {
   const std::byte* const rows = rounded() ? normed_.data() : branch_.data();
   for (std::int64_t e = 0; e < config.experts; ++e) {
     const auto visits = routing_.of(e);
-    if (!visits.empty()) run_expert(layer.experts[static_cast<std::size_t>(e)], visits, rows);
+    if (!visits.empty())
+      run_expert(layer.experts[static_cast<std::size_t>(e)], visits, rows,
+                 config.residual_scale * config.expert_scale);
   }
-  if (layer.shared.down) run_expert(layer.shared, visit_shared(layer, n), rows);
+  if (layer.shared.down) run_expert(layer.shared, visit_shared(layer, n), rows, config.residual_scale);
   watch.lap(times_.projections);
 }
 
@@ -627,7 +668,7 @@ std::span<const Routing::Visit> Transformer::visit_shared(const LayerWeights& la
 
 /// Of its rows, those of a chunk are multiplied in blocks of their own: the bits do not depend on how a prompt is cut.
 void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visit> visits,
-                             const std::byte* rows) {
+                             const std::byte* rows, float scale) {
   const ModelConfig& config = model_->config();
   const std::size_t row_bytes = bytes(1, config.width, rounded() ? sizeof(std::uint16_t) : sizeof(float));
   const auto n = static_cast<std::int64_t>(visits.size());
@@ -650,7 +691,7 @@ void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visi
   project(*expert.gate_up, gathered_.data(), n,
           GateSink(config.gate, hidden_.data(), expert.down->depth(), expert.gate_up_bias, rounded()));
   project(*expert.down, hidden_.data(), n,
-          VisitSink(residual_.floats(), config.width, visits, expert.down_bias, config.residual_scale));
+          VisitSink(residual_.floats(), config.width, visits, expert.down_bias, scale));
   std::swap(blocks_, expert_blocks_);
 }
 
@@ -668,6 +709,7 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
   project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
+  if (layer.latent) expand_latent(layer, n);
   watch.lap(times_.projections);
   prepare_heads(layer, spec, n);
   watch.lap(times_.other);

@@ -163,7 +163,11 @@ class Transformer {
   void run_experts(const LayerWeights& layer, std::int64_t n);
   /// All rows, with the weights of the expert that they share; valid until the next call.
   std::span<const Routing::Visit> visit_shared(const LayerWeights& layer, std::int64_t n);
-  void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows);
+  /// `scale`: of all weights.
+  void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows,
+                  float scale);
+  /// Keys and values of latent rows, to their places beside the queries.
+  void expand_latent(const LayerWeights& layer, std::int64_t n);
   void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
@@ -199,12 +203,15 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;  // [n][width] F32
-  AlignedBuffer normed_;    // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;       // [n][qkv_width] F32
-  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;    // [n + padding][the widest feed-forward part], the same
+  AlignedBuffer residual_;       // [n][width] F32
+  AlignedBuffer normed_;         // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;            // [n][qkv_width] F32
+  AlignedBuffer narrow_;         // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer latent_;         // [n][latent and rotated elements] F32
+  AlignedBuffer latent_normed_;  // [n + padding][latent], precision or F32
+  AlignedBuffer expanded_;       // [n][what latent_up makes] F32
+  AlignedBuffer attended_;       // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;         // [n + padding][the widest feed-forward part], the same
   AlignedBuffer
       branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
   AlignedBuffer routed_;    // [n][experts] F32: the router's logits

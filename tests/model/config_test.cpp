@@ -14,6 +14,7 @@
 #include <limits>
 #include <numbers>
 #include <optional>
+#include <tuple>
 
 #include "runtime/model/model.hpp"
 #include "tests/gguf/builder.hpp"
@@ -251,6 +252,8 @@ TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
                                                              {"residual_scale", 1},
                                                              {"embedding_scale", 1},
                                                              {"attention.scale", 0},
+                                                             {"attention.q_lora_rank", 0},
+                                                             {"attention.kv_lora_rank", 0},
                                                              {"attention.temperature_scale", 0},
                                                              {"attention.temperature_length", 0},
                                                              {"attention.clamp_kqv", 0},
@@ -483,6 +486,83 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
     b.add<float>("gemma3.rope.freq_base_swa", kF32, 0.5F);
   };
   EXPECT_THAT(config_refusal(windows), HasSubstr("gemma3.rope.freq_base_swa is 0.5; allowed: 1 or more"));
+}
+
+// Of deepseek2, beside what makes a file of it.
+TEST(ModelConfig, RefusesWhatLatentAttentionCannotBe) {
+  struct Case {
+    const char* key;
+    double value;
+    const char* said;
+  };
+  const auto message = [](const Case& one, bool latent = true) {
+    TinyFile tiny;
+    tiny.architecture = "deepseek2";
+    tiny.more_metadata = [&](Builder& b) {
+      const std::string own = std::string("deepseek2.") + one.key;
+      const auto add = [&](const char* key, std::uint32_t value) {
+        if (own != std::string("deepseek2.") + key) b.add(std::string("deepseek2.") + key, kU32, value);
+      };
+      if (latent) add("attention.kv_lora_rank", 4);
+      add("rope.dimension_count", 4), add("expert_count", 4), add("expert_used_count", 2);
+      if (std::floor(one.value) == one.value && one.value >= 0) {
+        b.add(own, kU32, static_cast<std::uint32_t>(one.value));
+      } else {
+        b.add(own, kF32, static_cast<float>(one.value));
+      }
+    };
+    return config_refusal(tiny);
+  };
+  EXPECT_EQ(message({"leading_dense_block_count", 2, ""}), "");
+  EXPECT_EQ(message({"expert_group_count", 1, ""}), "");
+  EXPECT_EQ(message({"expert_shared_count", 0, ""}), "");
+  EXPECT_THAT(message({"expert_shared_count", 1, ""}, false), HasSubstr("deepseek2.attention.kv_lora_rank"));
+  for (const Case& one : {Case{"leading_dense_block_count", 3, "is 3; allowed: 0 .. 2"},
+                          {"expert_shared_count", 65, "is 65; allowed: 0 .. 64"},
+                          {"attention.kv_lora_rank", 0, "is 0; allowed: 1 .. 65536"},
+                          {"attention.key_length_mla", 0, "is 0; allowed: 1 .. 65536"},
+                          {"attention.key_length_mla", 4, "rope.dimension_count' is 4; allowed: 2 .. 3"},
+                          {"attention.value_length_mla", 65537, "is 65537; allowed: 1 .. 65536"},
+                          {"rope.dimension_count", 8, "is 8; allowed: 2 .. 7"},
+                          {"expert_weights_scale", 0, "is 0; allowed: a number > 0"},
+                          {"expert_weights_scale", -0.5, "is -0.5; allowed: a number > 0"},
+                          {"expert_group_count", 8, "is 8; allowed: 0 .. 1"},
+                          {"expert_gating_func", 2, "asks for another function than softmax"},
+                          {"attention.q_lora_rank", 8, "asks for queries of latent rows"},
+                          {"rope.scaling.yarn_log_multiplier", -0.5, "is -0.5; allowed: a number > 0"}}) {
+    EXPECT_THAT(message(one), AllOf(HasSubstr(std::string("deepseek2.")), HasSubstr(one.said))) << one.key;
+  }
+}
+
+TEST(ModelConfig, ReadsDeepseek2) {
+  TinyFile tiny;
+  tiny.architecture = "deepseek2";
+  tiny.more_metadata = [](Builder& b) {
+    for (const auto& [key, value] : {std::pair<const char*, std::uint32_t>{"attention.kv_lora_rank", 4},
+                                     {"attention.key_length", 8},
+                                     {"attention.key_length_mla", 7},
+                                     {"attention.value_length_mla", 5},
+                                     {"rope.dimension_count", 4},
+                                     {"expert_count", 4},
+                                     {"expert_used_count", 2},
+                                     {"expert_feed_forward_length", 6},
+                                     {"expert_shared_count", 3},
+                                     {"leading_dense_block_count", 1}}) {
+      b.add(std::string("deepseek2.") + key, kU32, value);
+    }
+    b.add_text("deepseek2.rope.scaling.type", "yarn").add("deepseek2.rope.scaling.factor", kF32, 40.0F);
+    b.add("deepseek2.rope.scaling.yarn_log_multiplier", kF32, 0.0707F);
+  };
+  const ModelConfig config = config_of(tiny);
+  EXPECT_EQ(std::tuple(config.heads_kv, config.d_head, config.d_value, config.latent),
+            std::tuple(2, 7, 5, 4));
+  EXPECT_EQ(std::tuple(config.feed_forward, config.dense_feed_forward, config.shared_feed_forward),
+            std::tuple(6, 24, 18));
+  EXPECT_TRUE(config.layer_specs[0].dense && !config.layer_specs[1].dense);
+  EXPECT_TRUE(config.weights_of_all);
+  EXPECT_DOUBLE_EQ(config.rotations.front().magnitude, 1);
+  const double sharper = 1 + 0.1 * 0.707 * std::log(40.0);
+  EXPECT_NEAR(*config.attention_scale, sharper * sharper / std::sqrt(7.0), 1e-7);
 }
 
 // LongRoPE needs both tensors and the length that decides between them.

@@ -46,9 +46,27 @@ std::vector<float> row_of(const Rows& rows, std::int64_t row, std::int64_t heads
   return values;
 }
 
+MadeSizes possible(MadeSizes sizes) {
+  if (sizes.architecture != "deepseek2") return sizes;
+  sizes.heads_kv = sizes.heads;
+  if (sizes.rotated == sizes.d_head) sizes.rotated = sizes.d_head / 2;
+  return sizes;
+}
+
+/// Rows [first, first + count) of each `period` of them.
+Matrix some_rows(const Matrix& all, std::int64_t period, std::int64_t first, std::int64_t count) {
+  Matrix some = {0, all.columns, {}};
+  for (std::int64_t r = first; r < all.rows; r += period, some.rows += count) {
+    const auto from = all.values.begin() + r * all.columns;
+    some.values.insert(some.values.end(), from, from + count * all.columns);
+  }
+  return some;
+}
+
 }  // namespace
 
-MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
+MadeModel::MadeModel(const MadeSizes& wanted) : sizes_(possible(wanted)) {
+  const MadeSizes& sizes = sizes_;
   const std::string a = sizes.architecture + ".";
   builder_.add_text("general.architecture", sizes.architecture);
   const auto number = [&](const char* key, std::int64_t value) {
@@ -64,6 +82,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.value_length", sizes.d_value);
   if (sizes.rotated != sizes.d_head) number("rope.dimension_count", sizes.rotated);
   const bool cohere = sizes.architecture == "cohere2";
+  const bool latent = sizes.architecture == "deepseek2";
   builder_.add(a + (cohere ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), kF32,
                1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
@@ -76,7 +95,7 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_head = sizes.d_head;
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = cohere || sizes.architecture == "llama" || sizes.architecture == "granite" ||
+  shape_.layout = cohere || latent || sizes.architecture == "llama" || sizes.architecture == "granite" ||
                           sizes.architecture == "mistral3"
                       ? RopeLayout::adjacent_pairs
                       : RopeLayout::split_halves;
@@ -89,7 +108,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   if (sizes.architecture == "granite") describe_granite();
   if (cohere) describe_cohere2();
   if (sizes.architecture == "mistral3") describe_mistral3();
-  const bool shared = sizes.architecture == "qwen2moe";
+  const bool shared = latent || sizes.architecture == "qwen2moe";
+  if (latent) describe_deepseek2();
   if (shared || sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
@@ -119,18 +139,23 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
       layer.output_bias = bias('o', "attn_output.bias", sizes.width);
     }
     layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
-    layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
-    layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
+    if (latent) {
+      add_latent(at, layer);
+    } else {
+      layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
+      layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
+    }
     layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
-    const bool experts = oss || shared || sizes.architecture == "qwen3moe";
+    const bool experts = oss || (shared && !(latent && l == 0)) || sizes.architecture == "qwen3moe";
     const std::string tail = experts ? "_exps.weight" : ".weight";
     const std::int64_t count = experts ? sizes.experts : 1;
+    const std::int64_t wide = experts && latent ? sizes.shared / 2 : sizes.feed_forward;
     if (experts) layer.router = matrix(at + "ffn_gate_inp.weight", sizes.width, count);
-    layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, sizes.feed_forward, count);
-    layer.up = matrix(at + "ffn_up" + tail, sizes.width, sizes.feed_forward, count);
-    layer.down = matrix(at + "ffn_down" + tail, sizes.feed_forward, sizes.width, count);
+    layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, wide, count);
+    layer.up = matrix(at + "ffn_up" + tail, sizes.width, wide, count);
+    layer.down = matrix(at + "ffn_down" + tail, wide, sizes.width, count);
     if (oss) add_expert_biases(at, layer);
-    if (shared) add_shared_expert(at, layer);
+    if (shared && experts) add_shared_expert(at, layer);
     layers_.push_back(std::move(layer));
   }
   builder_.data_bytes = data_.size();
@@ -171,8 +196,8 @@ void MadeModel::describe_experts() {
   builder_.add(a + "expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
   builder_.add(a + "expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
   shape_.experts_used = sizes_.experts_used;
-  shape_.weights_of_all = sizes_.architecture == "qwen2moe";
-  if (shape_.weights_of_all) {
+  shape_.weights_of_all = sizes_.architecture == "qwen2moe" || sizes_.architecture == "deepseek2";
+  if (sizes_.architecture == "qwen2moe") {
     builder_.add(a + "expert_shared_feed_forward_length", kU32, static_cast<std::uint32_t>(sizes_.shared));
   }
   if (sizes_.architecture != "gpt-oss") return;
@@ -197,9 +222,40 @@ void MadeModel::add_shared_expert(const std::string& at, TransformerLayer& layer
   layer.shared_gate = matrix(at + "ffn_gate_shexp.weight", sizes_.width, sizes_.shared);
   layer.shared_up = matrix(at + "ffn_up_shexp.weight", sizes_.width, sizes_.shared);
   layer.shared_down = matrix(at + "ffn_down_shexp.weight", sizes_.shared, sizes_.width);
+  if (sizes_.architecture == "deepseek2") return;
   const float spread = 2 / std::sqrt(static_cast<float>(sizes_.width));
   layer.shared_weight = {1, sizes_.width,
                          add(at + "ffn_gate_inp_shexp.weight", sizes_.width, 0, 0.0F, spread)};
+}
+
+void MadeModel::describe_deepseek2() {
+  const auto number = [&](const char* key, std::int64_t value) {
+    builder_.add(std::string("deepseek2.") + key, kU32, static_cast<std::uint32_t>(value));
+  };
+  number("attention.kv_lora_rank", sizes_.latent);
+  number("expert_feed_forward_length", sizes_.shared / 2);
+  number("expert_shared_count", 2);
+  number("leading_dense_block_count", 1);
+  builder_.add("deepseek2.expert_weights_scale", kF32, 1.5F);
+  shape_.expert_scale = 1.5;
+}
+
+/// A file has the rotated elements last.
+void MadeModel::add_latent(const std::string& at, TransformerLayer& layer) {
+  const std::int64_t plain = sizes_.d_head - sizes_.rotated;
+  const std::int64_t head = plain + sizes_.d_value;
+  std::vector<double> query;
+  for (std::int64_t h = 0; h < sizes_.heads; ++h) {
+    const auto first = layer.query.values.begin() + h * sizes_.d_head * sizes_.width;
+    query.insert(query.end(), first + plain * sizes_.width, first + sizes_.d_head * sizes_.width);
+    query.insert(query.end(), first, first + plain * sizes_.width);
+  }
+  layer.query.values = std::move(query);
+  layer.latent = matrix(at + "attn_kv_a_mqa.weight", sizes_.width, sizes_.latent + sizes_.rotated);
+  layer.latent_norm = norm(at + "attn_kv_a_norm.weight", sizes_.latent);
+  const Matrix both = matrix(at + "attn_kv_b.weight", sizes_.latent, sizes_.heads * head);
+  layer.latent_keys = some_rows(both, head, 0, plain);
+  layer.latent_values = some_rows(both, head, plain, sizes_.d_value);
 }
 
 void MadeModel::describe_granite() {

@@ -286,7 +286,7 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
       1;
   for (std::size_t i = 0; i < used; ++i) {
     const std::size_t e = order[i];
-    const double weight = std::exp(logits[e].value - logits[order[0]].value) / total;
+    const double weight = shape.expert_scale * std::exp(logits[e].value - logits[order[0]].value) / total;
     const std::size_t n = logits.size();
     const BoundedRow own =
         mlp(shape,
@@ -295,9 +295,9 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
             x);
     for (std::size_t c = 0; c < sum.size(); ++c) {
       sum[c].value += weight * own[c].value;
-      // A product with the weight, and a sum for each expert.
+      // A product with the scaled weight, and a sum for each expert.
       sum[c].error +=
-          weight * (own[c].error + (relative + (static_cast<double>(used) + 2) * kUnit) * size_of(own[c]));
+          weight * (own[c].error + (relative + (static_cast<double>(used) + 3) * kUnit) * size_of(own[c]));
     }
   }
   return sum;
@@ -322,6 +322,21 @@ void add_shared(const TransformerShape& shape, const TransformerLayer& layer, st
   }
 }
 
+/// Keys and values of a latent row: of each key first the elements that are rotated, which all heads have.
+void expand_latent(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x,
+                   TransformerHeads& heads) {
+  const BoundedRow all = product(layer.latent, {}, x);
+  const std::size_t width = layer.latent_norm.size();
+  const BoundedRow latent = rms_norm(std::span(all).first(width), layer.latent_norm, shape.norm_epsilon);
+  const BoundedRow keys = product(layer.latent_keys, {}, latent);
+  heads.value = product(layer.latent_values, {}, latent);
+  const auto plain = static_cast<std::ptrdiff_t>(keys.size()) / static_cast<std::ptrdiff_t>(shape.heads_kv);
+  for (auto from = keys.begin(); from != keys.end(); from += plain) {
+    heads.key.insert(heads.key.end(), all.begin() + static_cast<std::ptrdiff_t>(width), all.end());
+    heads.key.insert(heads.key.end(), from, from + plain);
+  }
+}
+
 /// What a part of a layer adds, normed if it has a norm for that, and scaled.
 void add(const TransformerShape& shape, BoundedRow& residual, BoundedRow change,
          std::span<const double> after_norm) {
@@ -340,15 +355,21 @@ TransformerHeads transformer_heads(const TransformerShape& shape, const Transfor
                                    const BoundedRow& residual, std::int64_t position) {
   const BoundedRow x =
       layer.attention_norm.empty() ? residual : row_norm(shape, residual, layer.attention_norm);
-  TransformerHeads heads = {product(layer.query, layer.query_bias, x), product(layer.key, layer.key_bias, x),
-                            product(layer.value, layer.value_bias, x)};
+  TransformerHeads heads;
+  heads.query = product(layer.query, layer.query_bias, x);
+  if (layer.latent.rows > 0) {
+    expand_latent(shape, layer, x, heads);
+  } else {
+    heads.key = product(layer.key, layer.key_bias, x);
+    heads.value = product(layer.value, layer.value_bias, x);
+  }
   norm_and_rotate(heads.query, layer.query_norm, position, shape, layer);
   norm_and_rotate(heads.key, layer.key_norm, position, shape, layer);
   const double lengths =
       std::floor(static_cast<double>(position) / static_cast<double>(shape.temperature_length));
   const double factor = 1 + shape.temperature_scale * std::log(1 + lengths);
   if (factor != 1) {  // rounded to F32, and multiplied
-    for (Bounded& x : heads.query) x = {factor * x.value, factor * (x.error + 2.01 * kUnit * size_of(x))};
+    for (Bounded& q : heads.query) q = {factor * q.value, factor * (q.error + 2.01 * kUnit * size_of(q))};
   }
   return heads;
 }

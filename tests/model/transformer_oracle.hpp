@@ -36,6 +36,10 @@ struct TransformerLayer {
       router;  ///< of experts, which stand one after the other in gate, up and down; no rows: there are none
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
   std::vector<double> router_bias, gate_bias, up_bias, down_bias;  ///< of experts
+  /// In place of key and value: a latent row and the rotated elements of a key, which all heads have; its norm; of it the other
+  /// elements of all heads' keys, and their values.
+  Matrix latent, latent_keys, latent_values;
+  std::vector<double> latent_norm;
   Matrix shared_gate, shared_up, shared_down;  ///< of the expert that all tokens take; no rows: there is none
   Matrix shared_weight;                        ///< one row: times the sigmoid of its product; none: times 1
   std::vector<double> sinks;                   ///< a logit for each query head
@@ -65,6 +69,7 @@ struct TransformerShape {
   std::int64_t temperature_length = 1;
   Activation activation = Activation::silu;
   std::int64_t experts_used = 0;
+  double expert_scale = 1;      ///< times the experts' weights
   bool weights_of_all = false;  ///< a softmax over all experts, not over those that are used
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =

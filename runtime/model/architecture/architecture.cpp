@@ -22,6 +22,7 @@ constexpr std::array kArchitectures = {
     Architecture{"cohere2", "Command R7B", describe_cohere2},
     Architecture{"mistral3", "Ministral 3, Mistral Small 3", describe_mistral3},
     Architecture{"qwen2moe", "Qwen1.5 and Qwen2 with experts", describe_qwen2moe},
+    Architecture{"deepseek2", "DeepSeek-V2-Lite", describe_deepseek2},
 };
 
 }  // namespace

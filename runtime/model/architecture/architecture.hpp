@@ -22,6 +22,7 @@ struct Architecture {
 [[nodiscard]] std::span<const Architecture> architectures();
 
 void describe_cohere2(const Keys& keys, ModelConfig& config);
+void describe_deepseek2(const Keys& keys, ModelConfig& config);
 void describe_gemma2(const Keys& keys, ModelConfig& config);
 void describe_gemma3(const Keys& keys, ModelConfig& config);
 void describe_glm4(const Keys& keys, ModelConfig& config);

@@ -45,6 +45,8 @@ constexpr std::array kUnsupported = {
     Unsupported{"attention.scale", 0, "an attention scale of its own"},
     Unsupported{"attention.temperature_scale", 0, "queries that grow with their position"},
     Unsupported{"attention.temperature_length", 0, "queries that grow with their position"},
+    Unsupported{"attention.q_lora_rank", 0, "queries of latent rows"},
+    Unsupported{"attention.kv_lora_rank", 0, "latent attention"},
     Unsupported{"attention.clamp_kqv", 0, "clamped queries and keys"},
     Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
     Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
@@ -69,6 +71,15 @@ std::int64_t Keys::integer_or(std::string_view name, std::int64_t min, std::int6
                               std::int64_t fallback) const {
   asked_.emplace(name);
   return file_.integer_or(key(name), min, max, fallback);
+}
+
+std::int64_t Keys::integer(std::string_view name, std::int64_t min, std::int64_t max) const {
+  asked_.emplace(name);
+  return file_.integer(key(name), min, max);
+}
+
+bool Keys::boolean_or(std::string_view name, bool fallback) const {
+  return file_.boolean_or(key(name), fallback);
 }
 
 double Keys::positive_or_none(std::string_view name) const {

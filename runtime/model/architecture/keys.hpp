@@ -22,6 +22,8 @@ class Keys {
   [[nodiscard]] bool has(std::string_view name) const { return file_.has(key(name)); }
   [[nodiscard]] std::int64_t integer_or(std::string_view name, std::int64_t min, std::int64_t max,
                                         std::int64_t fallback) const;
+  [[nodiscard]] std::int64_t integer(std::string_view name, std::int64_t min, std::int64_t max) const;
+  [[nodiscard]] bool boolean_or(std::string_view name, bool fallback) const;
   /// Above 0 and finite, as a float, too. Where `fallback` is 0, the key must be there.
   [[nodiscard]] double positive(std::string_view name, double fallback) const;
   /// The same, or 0 where the key is not there.
