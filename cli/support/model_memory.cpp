@@ -22,7 +22,7 @@ ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& co
   const double batch = number(std::min(std::max(flags.options.batch, flags.options.chunk), capacity));
   const double widths = number(config.width) * (config.norms_after ? 3 : 2) +
                         number(config.heads) * number(config.d_head + config.d_value) + row +
-                        number(config.feed_forward);
+                        number(config.widest_feed_forward());
   memory.workspace = sessions * batch * widths * sizeof(float);
   return memory;
 }

@@ -56,10 +56,14 @@ class ModelReader {
   std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
   void read_layer(std::int64_t index);
   void read_qkv(const std::string& prefix, LayerWeights& layer);
+  void read_latent(const std::string& prefix, LayerWeights& layer);
+  std::vector<RowRange> latent_rows(const std::string& prefix, std::int64_t plain);
+  void turn_matrices();
   std::unique_ptr<Projection> gate_up(const RowRange& gate, const RowRange& up);
   void read_gate_up(const std::string& prefix, LayerWeights& layer);
   void read_experts(const std::string& prefix, LayerWeights& layer);
   void read_expert_biases(const std::string& prefix, LayerWeights& layer);
+  void read_shared(const std::string& prefix, LayerWeights& layer);
   std::vector<float> matrix(const std::string& name, std::int64_t columns, std::int64_t rows);
   void read_head();
   void check_embedding(int threads) const;
@@ -117,6 +121,7 @@ std::unique_ptr<Projection> ModelReader::whole(const std::string& name, std::int
 
 void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
+  if (config.latent > 0) return read_latent(prefix, layer);
   struct Part {
     const char* name;
     std::int64_t rows;
@@ -145,6 +150,64 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   layer.qkv = project(std::move(rows));
 }
 
+/// Rotated elements come last in a file and first here.
+void ModelReader::read_latent(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const auto rotated = static_cast<std::int64_t>(2 * config.rotations.front().inverse.size());
+  const std::int64_t plain = config.d_head - rotated;
+  const std::array in = {config.width, config.heads * config.d_head};
+  const Tensor& query = use(prefix + "attn_q.weight", in);
+  std::vector<RowRange> rows;
+  for (std::int64_t h = 0; h < config.heads; ++h) {
+    rows.push_back({&query, h * config.d_head + plain, rotated});
+    rows.push_back({&query, h * config.d_head, plain});
+  }
+  layer.qkv = project(std::move(rows));
+  layer.latent = whole(prefix + "attn_kv_a_mqa.weight", config.width, config.latent + rotated);
+  layer.latent_norm = vector(prefix + "attn_kv_a_norm.weight", config.latent);
+  layer.latent_up = project(latent_rows(prefix, plain));
+}
+
+/// Of all keys, `plain` elements each, and of all values. In older files they take turns in one matrix, in newer ones the
+/// matrices of keys lie the other way round.
+std::vector<RowRange> ModelReader::latent_rows(const std::string& prefix, std::int64_t plain) {
+  const ModelConfig& config = model_.config_;
+  const std::int64_t head = plain + config.d_value;
+  const std::string both = prefix + "attn_kv_b.weight";
+  if (file_.find_tensor(both) == nullptr) {
+    const std::array down = {plain, config.latent, config.heads};
+    const std::array up = {config.latent, config.d_value, config.heads};
+    const Tensor& keys = use(prefix + "attn_k_b.weight", down);
+    model_.made_.push_back({{keys.name, TensorType::f32, {config.latent, plain, config.heads}, {}}, {}});
+    return {{&model_.made_.back().tensor, 0, config.heads * plain},
+            {&use(prefix + "attn_v_b.weight", up), 0, config.heads * config.d_value}};
+  }
+  const std::array dims = {config.latent, config.heads * head};
+  const Tensor& tensor = use(both, dims);
+  std::vector<RowRange> rows;
+  for (std::int64_t h = 0; h < config.heads; ++h) rows.push_back({&tensor, h * head, plain});
+  for (std::int64_t h = 0; h < config.heads; ++h) rows.push_back({&tensor, h * head + plain, config.d_value});
+  return rows;
+}
+
+/// Those of this part.
+void ModelReader::turn_matrices() {
+  for (MadeTensor& made : model_.made_) {
+    if (!model_.part_.has_layer(layer_of_tensor(made.tensor.name).value_or(-1))) continue;
+    const std::int64_t depth = made.tensor.dims[0];
+    const std::int64_t plain = made.tensor.dims[1];
+    const Tensor& from = file_.tensor(made.tensor.name);
+    made.values.resize(static_cast<std::size_t>(depth * made.tensor.rows()));
+    std::vector<float> row(static_cast<std::size_t>(plain));
+    for (std::int64_t r = 0; r < from.rows(); ++r) {
+      dequantize_row(from.type, from.row(r), plain, row.data());
+      float* const to = made.values.data() + r / depth * plain * depth + r % depth;
+      for (std::int64_t i = 0; i < plain; ++i) to[i * depth] = row[static_cast<std::size_t>(i)];
+    }
+    made.tensor.data = std::as_bytes(std::span(made.values));
+  }
+}
+
 /// The rows of gate and up in turns.
 std::unique_ptr<Projection> ModelReader::gate_up(const RowRange& gate, const RowRange& up) {
   std::vector<RowRange> rows;
@@ -158,7 +221,7 @@ std::unique_ptr<Projection> ModelReader::gate_up(const RowRange& gate, const Row
 
 void ModelReader::read_gate_up(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
-  const std::int64_t width = config.feed_forward;
+  const std::int64_t width = config.experts > 0 ? config.dense_feed_forward : config.feed_forward;
   const std::array dims = {config.width, width * (config.fused_gate ? 2 : 1)};
   const Tensor& up = use(prefix + "ffn_up.weight", dims);
   const Tensor& gate = config.fused_gate ? up : use(prefix + "ffn_gate.weight", dims);
@@ -185,6 +248,18 @@ void ModelReader::read_experts(const std::string& prefix, LayerWeights& layer) {
                              {}});
   }
   if (config.expert_biases) read_expert_biases(prefix, layer);
+  if (config.shared_feed_forward > 0) read_shared(prefix, layer);
+}
+
+void ModelReader::read_shared(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::int64_t width = config.shared_feed_forward;
+  const std::array in = {config.width, width};
+  const Tensor& gate = use(prefix + "ffn_gate_shexp.weight", in);
+  const Tensor& up = use(prefix + "ffn_up_shexp.weight", in);
+  layer.shared.gate_up = gate_up({&gate, 0, width}, {&up, 0, width});
+  layer.shared.down = whole(prefix + "ffn_down_shexp.weight", width, config.width);
+  if (config.shared_gate) layer.shared_gate = vector(prefix + "ffn_gate_inp_shexp.weight", config.width);
 }
 
 void ModelReader::read_expert_biases(const std::string& prefix, LayerWeights& layer) {
@@ -214,7 +289,7 @@ void ModelReader::read_layer(std::int64_t index) {
   LayerWeights layer;
   if (config.norms_before) {
     layer.attention_norm = vector(prefix + "attn_norm.weight", config.width);
-    layer.mlp_norm = vector(prefix + config.mlp_norm + ".weight", config.width);
+    if (!config.parallel) layer.mlp_norm = vector(prefix + config.mlp_norm + ".weight", config.width);
   }
   if (config.norms_after) {
     layer.attention_after_norm = vector(prefix + "post_attention_norm.weight", config.width);
@@ -229,7 +304,7 @@ void ModelReader::read_layer(std::int64_t index) {
   layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
   layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
   if (config.sinks) layer.sinks = vector(prefix + "attn_sinks.weight", config.heads);
-  if (config.experts > 0) {
+  if (config.experts > 0 && !config.layer_specs[static_cast<std::size_t>(index)].dense) {
     read_experts(prefix, layer);
   } else {
     read_gate_up(prefix, layer);
@@ -296,6 +371,7 @@ void ModelReader::pack_one(Projection& projection, int threads, std::span<Projec
 
 void ModelReader::pack(int threads) {
   check_embedding(threads);
+  turn_matrices();
   std::vector<ProjectionScratch> scratch(static_cast<std::size_t>(threads));
   for (ProjectionScratch& one : scratch) one.memory = AlignedBuffer(model_.scratch_bytes());
   std::size_t bytes = 0;
@@ -339,6 +415,9 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision, con
   const auto element = static_cast<std::uint64_t>(precision_bytes(row_precision(precision)));
   const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
     if (tensor.dims.size() < 2) return 0;
+    if (tensor.name.ends_with(".attn_k_b.weight")) {  // turned, and packed
+      return static_cast<std::uint64_t>(tensor.dims[0] * tensor.rows()) * (sizeof(float) + element);
+    }
     if (is_quantised(tensor.type)) {
       if (!packs_in_groups(tensor.type, tensor.dims[0])) return 0;
       const auto groups = static_cast<std::uint64_t>((tensor.dims[1] + kRowsOfGroup - 1) / kRowsOfGroup);

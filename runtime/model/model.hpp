@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -34,13 +35,19 @@ struct LayerWeights {
   std::vector<float> mlp_norm;              ///< [width]
   std::vector<float> mlp_after_norm;        ///< [width]: of what the feed-forward part adds to it
   std::unique_ptr<Projection> qkv;          ///< width -> all query rows, all key rows, all value rows
-  std::unique_ptr<Projection> output;       ///< heads * d_value -> width
-  std::unique_ptr<Projection> gate_up;      ///< width -> kGateRows rows of gate, as many of up, and so on
-  std::unique_ptr<Projection> down;         ///< feed_forward -> width
-  std::unique_ptr<Projection> router;       ///< width -> experts, in F32
-  std::vector<Expert> experts;              ///< in place of gate_up and down
-  std::vector<float> router_bias;           ///< [experts]
-  std::vector<float> sinks;                 ///< [heads]
+  std::unique_ptr<Projection> latent;  ///< width -> latent row, rotated elements of a key; qkv: queries alone
+  std::unique_ptr<Projection>
+      latent_up;                        ///< latent row -> the other elements of all key rows, all value rows
+  std::vector<float> latent_norm;       ///< [latent]
+  std::unique_ptr<Projection> output;   ///< heads * d_value -> width
+  std::unique_ptr<Projection> gate_up;  ///< width -> kGateRows rows of gate, as many of up, and so on
+  std::unique_ptr<Projection> down;     ///< feed_forward -> width
+  std::unique_ptr<Projection> router;   ///< width -> experts, in F32
+  std::vector<Expert> experts;          ///< in place of gate_up and down
+  std::vector<float> router_bias;       ///< [experts]
+  Expert shared;                        ///< that all rows take beside those
+  std::vector<float> shared_gate;       ///< [width]
+  std::vector<float> sinks;             ///< [heads]
 };
 
 /// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.
@@ -62,6 +69,12 @@ struct ModelOptions {
   Precision precision = Precision::f32;  ///< of projections over many rows
   int threads = 1;
   ModelPart part = {};
+};
+
+/// A tensor of F32 that is no file's.
+struct MadeTensor {
+  Tensor tensor;
+  std::vector<float> values;
 };
 
 /// A model in memory. Immutable; may be shared by several transformers.
@@ -98,10 +111,12 @@ class Model {
   template <typename Action>
   void for_projections(const Action& action) const {
     for (const LayerWeights& layer : layers_) {
-      for (const auto* projection : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router}) {
+      for (const auto* projection : {&layer.qkv, &layer.latent, &layer.latent_up, &layer.output,
+                                     &layer.gate_up, &layer.down, &layer.router}) {
         if (*projection) action(**projection);
       }
       for (const Expert& expert : layer.experts) action(*expert.gate_up), action(*expert.down);
+      if (layer.shared.down) action(*layer.shared.gate_up), action(*layer.shared.down);
     }
     if (head_) action(*head_);
   }
@@ -118,6 +133,7 @@ class Model {
   Precision precision_ = Precision::f32;
   PanelProducts products_;
   const Tensor* embedding_ = nullptr;
+  std::deque<MadeTensor> made_;  // that the file has in another order
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   std::unique_ptr<Projection> head_;

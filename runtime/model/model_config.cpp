@@ -22,6 +22,10 @@ GgufFile open_model_file(const std::string& path, std::span<const Replacement> r
   return file;
 }
 
+std::int64_t ModelConfig::widest_feed_forward() const {
+  return std::max({feed_forward, dense_feed_forward, shared_feed_forward});
+}
+
 ModelConfig read_model_config(const GgufFile& file) {
   const std::string_view name = file.text("general.architecture");
   const auto known = std::ranges::find(architectures(), name, &Architecture::name);
@@ -34,6 +38,7 @@ ModelConfig read_model_config(const GgufFile& file) {
   const Keys keys(file, name);
   keys.read_common(config);
   known->describe(keys, config);
+  keys.read_epsilon(config);
   keys.refuse_unsupported(config);
   return config;
 }

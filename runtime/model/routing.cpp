@@ -8,7 +8,8 @@
 
 namespace headwater::runtime {
 
-void Routing::reserve(std::int64_t rows, std::int64_t experts, std::int64_t used) {
+void Routing::reserve(std::int64_t rows, std::int64_t experts, std::int64_t used, bool weights_of_all) {
+  weights_of_all_ = weights_of_all;
   experts_ = experts;
   used_ = used;
   choices_.resize(static_cast<std::size_t>(rows * used));
@@ -36,6 +37,10 @@ void Routing::choose_row(const float* logits, Choice* choices) const {
   const float most = choices[0].weight;
   float sum = 0;
   for (std::int64_t i = 0; i < used_; ++i) sum += choices[i].weight = std::exp(choices[i].weight - most);
+  if (weights_of_all_) {
+    sum = 0;
+    for (std::int64_t e = 0; e < experts_; ++e) sum += std::exp(logits[e] - most);
+  }
   const float scale = nan ? std::numeric_limits<float>::quiet_NaN() : 1 / sum;
   for (std::int64_t i = 0; i < used_; ++i) choices[i].weight *= scale;
 }

@@ -118,13 +118,20 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   bf16_rows_ = options.cache_type == DType::bf16 && model_->precision() == Precision::bf16;
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
-  hidden_ = AlignedBuffer(bytes(rows, config.feed_forward, element));
+  hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
   if (config.norms_after || config.experts > 0) branch_ = AlignedBuffer(bytes(rows, config.width));
   if (config.experts > 0) {
     routed_ = AlignedBuffer(bytes(most, config.experts));
     gathered_ = AlignedBuffer(bytes(rows, config.width, element));
-    routing_.reserve(most, config.experts, config.experts_used);
+    routing_.reserve(most, config.experts, config.experts_used, config.weights_of_all);
+    shared_visits_.resize(static_cast<std::size_t>(most));
     expert_blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
+  }
+  if (config.latent > 0) {
+    const LayerWeights& layer = model_->layers().front();
+    latent_ = AlignedBuffer(bytes(most, layer.latent->width()));
+    latent_normed_ = AlignedBuffer(bytes(rows, config.latent, element));
+    expanded_ = AlignedBuffer(bytes(most, layer.latent_up->width()));
   }
   rotation_ = AlignedBuffer(bytes(most, rotation_width()));
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
@@ -159,8 +166,9 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
 
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
-  for (const AlignedBuffer* buffer : {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_,
-                                      &routed_, &gathered_, &rotation_}) {
+  for (const AlignedBuffer* buffer :
+       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_, &routed_, &gathered_,
+        &rotation_, &latent_, &latent_normed_, &expanded_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -409,7 +417,8 @@ void Transformer::run_layers(std::span<const std::int32_t> ids, std::span<const 
 void Transformer::initialise_rows(std::int64_t rows) {
   if (rows <= initialised_rows_) return;
   const std::int64_t longest = workspace_rows();
-  for (const AlignedBuffer* buffer : {&normed_, &attended_, &hidden_, &branch_, &gathered_}) {
+  for (const AlignedBuffer* buffer :
+       {&normed_, &attended_, &hidden_, &branch_, &gathered_, &latent_normed_}) {
     const std::size_t row = buffer->size() / static_cast<std::size_t>(longest);
     std::fill_n(buffer->data() + static_cast<std::size_t>(initialised_rows_) * row,
                 static_cast<std::size_t>(rows - initialised_rows_) * row, std::byte{0});
@@ -449,9 +458,20 @@ void Transformer::tabulate_rotations() {
   });
 }
 
+/// Of queries of the step's row.
+float Transformer::temperature(std::int64_t row) const {
+  const ModelConfig& config = model_->config();
+  if (config.temperature_scale == 0) return 1;
+  const std::int64_t lengths = positions_[static_cast<std::size_t>(row)] / config.temperature_length;
+  return static_cast<float>(1 + config.temperature_scale * std::log1p(static_cast<double>(lengths)));
+}
+
 void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
+  const bool by_mean = config.norm == Norm::layer;
+  const auto to_floats = by_mean ? loops.layer_norm : loops.rms_norm;
+  const auto to_rounded = by_mean ? loops.layer_norm_bf16 : loops.rms_norm_bf16;
   std::int64_t width = config.width;
   if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
@@ -465,11 +485,11 @@ void Transformer::norm(const float* from, const std::vector<float>& weight, std:
       return;
     }
     if (!rounded()) {
-      loops.rms_norm(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
+      to_floats(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
       return;
     }
-    loops.rms_norm_bf16(x, weight.data(), width, config.norm_epsilon,
-                        reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
+    to_rounded(x, weight.data(), width, config.norm_epsilon,
+               reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
   });
 }
 
@@ -501,6 +521,37 @@ void Transformer::add_projected(const Projection& projection, void* x, std::int6
   watch.lap(times_.other);
 }
 
+void Transformer::expand_latent(const LayerWeights& layer, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  const std::int64_t width = layer.latent->width();
+  const std::int64_t expanded = layer.latent_up->width();
+  norm(residual_.floats(), layer.attention_norm, n);  // the product of the queries may have changed the rows
+  project(*layer.latent, normed_.data(), n, StoreSink(latent_.floats(), width, {}));
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const from = latent_.floats() + row * width;
+    if (rounded()) {
+      loops.rms_norm_bf16(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
+                          reinterpret_cast<std::uint16_t*>(latent_normed_.data()) + row * config.latent);
+    } else {
+      loops.rms_norm(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
+                     latent_normed_.floats() + row * config.latent);
+    }
+  });
+  project(*layer.latent_up, latent_normed_.data(), n, StoreSink(expanded_.floats(), expanded, {}));
+  const std::int64_t rotated = width - config.latent;
+  const std::int64_t plain = config.d_head - rotated;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* from = expanded_.floats() + row * expanded;
+    float* to = qkv_.floats() + row * qkv_width_ + config.heads * config.d_head;
+    for (std::int64_t h = 0; h < config.heads_kv; ++h, from += plain, to += config.d_head) {
+      std::copy_n(latent_.floats() + row * width + config.latent, rotated, to);
+      std::copy_n(from, plain, to + rotated);
+    }
+    std::copy_n(from, config.heads_kv * config.d_value, to);
+  });
+}
+
 /// Norms of heads and rotation, in place, and rounding where the engine gets rounded rows.
 void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n) {
   const ModelConfig& config = model_->config();
@@ -517,6 +568,7 @@ void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec
     std::int64_t heads = config.heads + config.heads_kv;
     if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
     float* const rows = qkv_.floats() + row * qkv_width_;
+    const float sharper = temperature(row);
     if (config.head_norms == HeadNorms::together) {
       const std::int64_t queries = config.heads * config.d_head;
       loops.rms_norm(rows, layer.query_norm.data(), queries, config.norm_epsilon, rows);
@@ -530,6 +582,8 @@ void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec
         loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
       }
       if (rotated) turn(x, cosine, cosine + pairs, pairs);
+      if (sharper == 1 || h >= config.heads) continue;
+      for (std::int64_t i = 0; i < config.d_head; ++i) x[i] *= sharper;
     }
     if (!bf16_rows_) return;
     loops.to_bf16(qkv_.floats() + row * qkv_width_, qkv_width_,
@@ -586,14 +640,18 @@ double Transformer::selection_seconds() const {
   return seconds;
 }
 
-void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
+void Transformer::run_gate(const LayerWeights& layer, const std::vector<float>& norm_weight, std::int64_t n) {
   const ModelConfig& config = model_->config();
   Stopwatch watch;
-  norm(residual_.floats(), layer.mlp_norm, n);
+  norm(residual_.floats(), norm_weight, n);
   watch.lap(times_.other);
   project(*layer.gate_up, normed_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, {}, rounded()));
+          GateSink(config.gate, hidden_.data(), layer.down->depth(), {}, rounded()));
   watch.lap(times_.projections);
+}
+
+void Transformer::run_feed_forward(const LayerWeights& layer, std::int64_t n) {
+  if (!model_->config().parallel) run_gate(layer, layer.mlp_norm, n);
   add_projected(*layer.down, hidden_.data(), n, {}, layer.mlp_after_norm);
 }
 
@@ -613,18 +671,34 @@ void Transformer::run_experts(const LayerWeights& layer, std::int64_t n) {
   watch.lap(times_.other);
   project(*layer.router, branch_.data(), n, StoreSink(routed_.floats(), config.experts, layer.router_bias));
   routing_.choose(routed_.floats(), n);
+  const std::byte* const rows = rounded() ? normed_.data() : branch_.data();
   for (std::int64_t e = 0; e < config.experts; ++e) {
     const auto visits = routing_.of(e);
-    if (visits.empty()) continue;
-    run_expert(layer.experts[static_cast<std::size_t>(e)], visits,
-               rounded() ? normed_.data() : branch_.data());
+    if (!visits.empty())
+      run_expert(layer.experts[static_cast<std::size_t>(e)], visits, rows,
+                 config.residual_scale * config.expert_scale);
   }
+  if (layer.shared.down) run_expert(layer.shared, visit_shared(layer, n), rows, config.residual_scale);
   watch.lap(times_.projections);
+}
+
+std::span<const Routing::Visit> Transformer::visit_shared(const LayerWeights& layer, std::int64_t n) {
+  const std::int64_t width = model_->config().width;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    Routing::Visit& visit = shared_visits_[static_cast<std::size_t>(row)];
+    visit = {static_cast<std::int32_t>(row), 1};
+    if (layer.shared_gate.empty()) return;
+    const float* const x = branch_.floats() + row * width;
+    float logit = 0;
+    for (std::int64_t i = 0; i < width; ++i) logit += x[i] * layer.shared_gate[static_cast<std::size_t>(i)];
+    visit.weight = 1 / (1 + std::exp(-logit));
+  });
+  return std::span(shared_visits_).first(static_cast<std::size_t>(n));
 }
 
 /// Of its rows, those of a chunk are multiplied in blocks of their own: the bits do not depend on how a prompt is cut.
 void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visit> visits,
-                             const std::byte* rows) {
+                             const std::byte* rows, float scale) {
   const ModelConfig& config = model_->config();
   const std::size_t row_bytes = bytes(1, config.width, rounded() ? sizeof(std::uint16_t) : sizeof(float));
   const auto n = static_cast<std::int64_t>(visits.size());
@@ -645,9 +719,9 @@ void Transformer::run_expert(const Expert& expert, std::span<const Routing::Visi
   }
   std::swap(blocks_, expert_blocks_);
   project(*expert.gate_up, gathered_.data(), n,
-          GateSink(config.gate, hidden_.data(), config.feed_forward, expert.gate_up_bias, rounded()));
+          GateSink(config.gate, hidden_.data(), expert.down->depth(), expert.gate_up_bias, rounded()));
   project(*expert.down, hidden_.data(), n,
-          VisitSink(residual_.floats(), config.width, visits, expert.down_bias, config.residual_scale));
+          VisitSink(residual_.floats(), config.width, visits, expert.down_bias, scale));
   std::swap(blocks_, expert_blocks_);
 }
 
@@ -659,11 +733,13 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   const std::int64_t before =
       HEADWATER_SABOTAGE("runtime.parts.specs_of_the_whole") ? 0 : model_->part().first;
   const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(before + index)];
-  Stopwatch watch;
   show(LayerView::Stage::input, index, n);
+  if (config.parallel) run_gate(layer, layer.attention_norm, n);  // before attention adds to the rows
+  Stopwatch watch;
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
   project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
+  if (layer.latent) expand_latent(layer, n);
   watch.lap(times_.projections);
   prepare_heads(layer, spec, n);
   watch.lap(times_.other);

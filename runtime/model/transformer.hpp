@@ -161,15 +161,24 @@ class Transformer {
   /// Floats of a row of rotation_: cosines and sines of every rotation.
   [[nodiscard]] std::int64_t rotation_width() const;
   void tabulate_rotations();
+  [[nodiscard]] float temperature(std::int64_t row) const;
   void run_layer(std::int64_t layer, std::int64_t n);
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
   /// x may be other rows afterwards (Projection::multiply).
   void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
   void add_projected(const Projection& projection, void* x, std::int64_t n, const std::vector<float>& bias,
                      const std::vector<float>& after_norm);
+  /// The first half of the feed-forward part, to hidden_.
+  void run_gate(const LayerWeights& layer, const std::vector<float>& norm_weight, std::int64_t n);
   void run_feed_forward(const LayerWeights& layer, std::int64_t n);
   void run_experts(const LayerWeights& layer, std::int64_t n);
-  void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows);
+  /// All rows, with the weights of the expert that they share; valid until the next call.
+  std::span<const Routing::Visit> visit_shared(const LayerWeights& layer, std::int64_t n);
+  /// `scale`: of all weights.
+  void run_expert(const Expert& expert, std::span<const Routing::Visit> visits, const std::byte* rows,
+                  float scale);
+  /// Keys and values of latent rows, to their places beside the queries.
+  void expand_latent(const LayerWeights& layer, std::int64_t n);
   void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
@@ -205,17 +214,21 @@ class Transformer {
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
-  AlignedBuffer residual_;  // [n][width] F32
-  AlignedBuffer normed_;    // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;       // [n][qkv_width] F32
-  AlignedBuffer narrow_;    // the same rounded to BF16, where attention multiplies that
-  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;    // [n + padding][feed_forward], the same
+  AlignedBuffer residual_;       // [n][width] F32
+  AlignedBuffer normed_;         // [n + padding][width], precision or F32
+  AlignedBuffer qkv_;            // [n][qkv_width] F32
+  AlignedBuffer narrow_;         // the same rounded to BF16, where attention multiplies that
+  AlignedBuffer latent_;         // [n][latent and rotated elements] F32
+  AlignedBuffer latent_normed_;  // [n + padding][latent], precision or F32
+  AlignedBuffer expanded_;       // [n][what latent_up makes] F32
+  AlignedBuffer attended_;       // [n + padding][heads * d_value], precision or F32
+  AlignedBuffer hidden_;         // [n + padding][the widest feed-forward part], the same
   AlignedBuffer
       branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
   AlignedBuffer routed_;    // [n][experts] F32: the router's logits
   AlignedBuffer gathered_;  // [n + padding][width], rows of one expert, as normed_
   Routing routing_;
+  std::vector<Routing::Visit> shared_visits_;
   std::vector<RowBlock> expert_blocks_;   // of one expert
   AlignedBuffer rotation_;                // [n][rotations][cosines, sines] F32
   std::vector<float> answer_;             // logits for the first part, or from the last one

@@ -34,7 +34,8 @@ constexpr const char* kOfTransformers[] = {
     ARCHITECTURES "/smollm3",    ARCHITECTURES "/granite",       ARCHITECTURES "/glm4",
     ARCHITECTURES "/olmo2",      ARCHITECTURES "/phi3-window",   ARCHITECTURES "/phi3-long",
     ARCHITECTURES "/phi3-short", ARCHITECTURES "/qwen3moe",      ARCHITECTURES "/mixtral",
-    ARCHITECTURES "/granitemoe", ARCHITECTURES "/gpt-oss"};
+    ARCHITECTURES "/granitemoe", ARCHITECTURES "/gpt-oss",       ARCHITECTURES "/cohere2",
+    ARCHITECTURES "/mistral3",   ARCHITECTURES "/qwen2moe",      ARCHITECTURES "/deepseek2"};
 
 /// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;

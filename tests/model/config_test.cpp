@@ -15,6 +15,7 @@
 #include <map>
 #include <numbers>
 #include <optional>
+#include <tuple>
 #include <variant>
 
 #include "runtime/model/model.hpp"
@@ -253,6 +254,10 @@ TEST(ModelConfig, RefusesEveryFeatureThatIsNotComputed) {
                                                              {"residual_scale", 1},
                                                              {"embedding_scale", 1},
                                                              {"attention.scale", 0},
+                                                             {"attention.q_lora_rank", 0},
+                                                             {"attention.kv_lora_rank", 0},
+                                                             {"attention.temperature_scale", 0},
+                                                             {"attention.temperature_length", 0},
                                                              {"attention.clamp_kqv", 0},
                                                              {"attention.max_alibi_bias", 0},
                                                              {"use_parallel_residual", 0},
@@ -333,6 +338,54 @@ TEST(ModelConfig, WindowsOfLayers) {
   }
 }
 
+// Of cohere2 the layers that would see a window are rotated, those without are not, whatever the context holds.
+TEST(ModelConfig, RotatesTheLayersOfWindows) {
+  for (const std::uint32_t window : {100U, 600U}) {
+    TinyFile tiny;
+    tiny.architecture = "cohere2";
+    tiny.more_metadata = [&](Builder& b) {
+      b.add("cohere2.attention.sliding_window", kU32, window);
+      b.add("cohere2.attention.sliding_window_pattern", kU32, 2U);
+      b.add<float>("cohere2.attention.layer_norm_epsilon", kF32, 1e-5F)
+          .add("cohere2.logit_scale", kF32, 0.5F);
+    };
+    const ModelConfig config = config_of(tiny);
+    EXPECT_EQ(config.windowed_layers(), window < 512 ? 1 : 0);
+    EXPECT_EQ(config.layer_specs[0].rotation, 0);
+    EXPECT_EQ(config.layer_specs[1].rotation, LayerSpec::kNotRotated);
+  }
+}
+
+// The published Ministrals take back what YaRN multiplies rows by; without the key nothing is taken back.
+TEST(ModelConfig, TemperatureAndMagnitudeOfMistral3) {
+  const auto read = [](float multiplier, const std::function<void(Builder&)>& more) {
+    TinyFile tiny;
+    tiny.architecture = "mistral3";
+    tiny.more_metadata = [&](Builder& b) {
+      b.add_text("mistral3.rope.scaling.type", "yarn").add("mistral3.rope.scaling.factor", kF32, 16.0F);
+      b.add("mistral3.rope.scaling.yarn_log_multiplier", kF32, multiplier);
+      more(b);
+    };
+    return config_of(tiny);
+  };
+  const double all = 1 + 0.1 * std::log(16.0);
+  EXPECT_DOUBLE_EQ(read(0, [](Builder&) {}).rotations.front().magnitude, all);
+  EXPECT_DOUBLE_EQ(read(1, [](Builder&) {}).rotations.front().magnitude, 1);
+  EXPECT_DOUBLE_EQ(read(0.5F, [](Builder&) {}).rotations.front().magnitude,
+                   all / (1 + 0.05 * std::log(16.0)));
+  EXPECT_EQ(read(1, [](Builder&) {}).temperature_scale, 0);
+  const auto scaled = [](Builder& b) { b.add("mistral3.attention.temperature_scale", kF32, 0.25F); };
+  EXPECT_EQ(read(1, scaled).temperature_scale, 0.25);
+  EXPECT_EQ(read(1, scaled).temperature_length, 512);
+  const auto original = [&](Builder& b) {
+    scaled(b);
+    b.add("mistral3.rope.scaling.original_context_length", kU32, 100U);
+  };
+  EXPECT_EQ(read(1, original).temperature_length, 100);
+  const auto own = [&](Builder& b) { original(b), b.add("mistral3.attention.temperature_length", kU32, 7U); };
+  EXPECT_EQ(read(1, own).temperature_length, 7);
+}
+
 TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
   struct Case {
     const char* architecture;
@@ -373,6 +426,25 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
        [](Builder& b) { b.add("granite.expert_count", kU32, 8U); }},
       {"granite", "granite.attention.sliding_window is 8 of a context of 512",
        [](Builder& b) { b.add("granite.attention.sliding_window", kU32, 8U); }},
+      {"cohere2", "cohere2.logit_scale is 0; allowed: a number > 0", number("cohere2.logit_scale", 0)},
+      {"cohere2", "cohere2.logit_scale' holds nan", number("cohere2.logit_scale", nan)},
+      {"cohere2", "cohere2.logit_scale", [](Builder&) {}},
+      {"cohere2", "cohere2.attention.layer_norm_epsilon", number("cohere2.logit_scale", 0.5F)},
+      {"mistral3", "mistral3.attention.temperature_scale is -1",
+       number("mistral3.attention.temperature_scale", -1)},
+      {"mistral3", "mistral3.attention.temperature_scale' holds nan",
+       number("mistral3.attention.temperature_scale", nan)},
+      {"mistral3", "mistral3.attention.temperature_length' is 0; allowed: 1 .. ",
+       [](Builder& b) {
+         b.add<float>("mistral3.attention.temperature_scale", kF32, 0.1F);
+         b.add("mistral3.attention.temperature_length", kU32, 0U);
+       }},
+      {"mistral3", "mistral3.rope.scaling.original_context_length' is 0; allowed: 1 .. ",
+       [](Builder& b) { b.add("mistral3.rope.scaling.original_context_length", kU32, 0U); }},
+      {"mistral3", "mistral3.rope.scaling.yarn_log_multiplier is -1",
+       number("mistral3.rope.scaling.yarn_log_multiplier", -1)},
+      {"mistral3", "'mistral3.rope.scaling.yarn_ext_factor' is not supported",
+       number("mistral3.rope.scaling.yarn_ext_factor", 1)},
       {"qwen3moe", "qwen3moe.expert_used_count' is 3; allowed: 1 .. 2",
        [](Builder& b) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 3U);
@@ -388,6 +460,19 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
          b.add("qwen3moe.expert_count", kU32, 2U), b.add("qwen3moe.expert_used_count", kU32, 1U);
          b.add("qwen3moe.expert_feed_forward_length", kU32, 0U);
        }},
+      {"qwen2moe", "qwen2moe.expert_shared_feed_forward_length' is 0; allowed: 1 .. ",
+       [](Builder& b) {
+         b.add("qwen2moe.expert_count", kU32, 2U), b.add("qwen2moe.expert_used_count", kU32, 1U);
+         b.add("qwen2moe.expert_shared_feed_forward_length", kU32, 0U);
+       }},
+      {"qwen2moe", "qwen2moe.expert_shared_feed_forward_length' is 4294967295; allowed: 1 .. 1048576",
+       [](Builder& b) {
+         b.add("qwen2moe.expert_count", kU32, 2U), b.add("qwen2moe.expert_used_count", kU32, 1U);
+         b.add("qwen2moe.expert_shared_feed_forward_length", kU32, 0xFFFFFFFFU);
+       }},
+      {"qwen2moe", "qwen2moe.expert_shared_count asks for shared experts",
+       [](Builder& b) { b.add("qwen2moe.expert_shared_count", kU32, 1U); }},
+      {"qwen2moe", "qwen2moe.expert_weights_scale asks for", number("qwen2moe.expert_weights_scale", 2)},
       {"llama", "llama.rope.freq_base_swa asks for", number("llama.rope.freq_base_swa", 10000)},
   };
   for (const Case& one : cases) {
@@ -403,6 +488,83 @@ TEST(ModelConfig, RefusesWhatArchitecturesReadByName) {
     b.add<float>("gemma3.rope.freq_base_swa", kF32, 0.5F);
   };
   EXPECT_THAT(config_refusal(windows), HasSubstr("gemma3.rope.freq_base_swa is 0.5; allowed: 1 or more"));
+}
+
+// Of deepseek2, beside what makes a file of it.
+TEST(ModelConfig, RefusesWhatLatentAttentionCannotBe) {
+  struct Case {
+    const char* key;
+    double value;
+    const char* said;
+  };
+  const auto message = [](const Case& one, bool latent = true) {
+    TinyFile tiny;
+    tiny.architecture = "deepseek2";
+    tiny.more_metadata = [&](Builder& b) {
+      const std::string own = std::string("deepseek2.") + one.key;
+      const auto add = [&](const char* key, std::uint32_t value) {
+        if (own != std::string("deepseek2.") + key) b.add(std::string("deepseek2.") + key, kU32, value);
+      };
+      if (latent) add("attention.kv_lora_rank", 4);
+      add("rope.dimension_count", 4), add("expert_count", 4), add("expert_used_count", 2);
+      if (std::floor(one.value) == one.value && one.value >= 0) {
+        b.add(own, kU32, static_cast<std::uint32_t>(one.value));
+      } else {
+        b.add(own, kF32, static_cast<float>(one.value));
+      }
+    };
+    return config_refusal(tiny);
+  };
+  EXPECT_EQ(message({"leading_dense_block_count", 2, ""}), "");
+  EXPECT_EQ(message({"expert_group_count", 1, ""}), "");
+  EXPECT_EQ(message({"expert_shared_count", 0, ""}), "");
+  EXPECT_THAT(message({"expert_shared_count", 1, ""}, false), HasSubstr("deepseek2.attention.kv_lora_rank"));
+  for (const Case& one : {Case{"leading_dense_block_count", 3, "is 3; allowed: 0 .. 2"},
+                          {"expert_shared_count", 65, "is 65; allowed: 0 .. 64"},
+                          {"attention.kv_lora_rank", 0, "is 0; allowed: 1 .. 65536"},
+                          {"attention.key_length_mla", 0, "is 0; allowed: 1 .. 65536"},
+                          {"attention.key_length_mla", 4, "rope.dimension_count' is 4; allowed: 2 .. 3"},
+                          {"attention.value_length_mla", 65537, "is 65537; allowed: 1 .. 65536"},
+                          {"rope.dimension_count", 8, "is 8; allowed: 2 .. 7"},
+                          {"expert_weights_scale", 0, "is 0; allowed: a number > 0"},
+                          {"expert_weights_scale", -0.5, "is -0.5; allowed: a number > 0"},
+                          {"expert_group_count", 8, "is 8; allowed: 0 .. 1"},
+                          {"expert_gating_func", 2, "asks for another function than softmax"},
+                          {"attention.q_lora_rank", 8, "asks for queries of latent rows"},
+                          {"rope.scaling.yarn_log_multiplier", -0.5, "is -0.5; allowed: a number > 0"}}) {
+    EXPECT_THAT(message(one), AllOf(HasSubstr(std::string("deepseek2.")), HasSubstr(one.said))) << one.key;
+  }
+}
+
+TEST(ModelConfig, ReadsDeepseek2) {
+  TinyFile tiny;
+  tiny.architecture = "deepseek2";
+  tiny.more_metadata = [](Builder& b) {
+    for (const auto& [key, value] : {std::pair<const char*, std::uint32_t>{"attention.kv_lora_rank", 4},
+                                     {"attention.key_length", 8},
+                                     {"attention.key_length_mla", 7},
+                                     {"attention.value_length_mla", 5},
+                                     {"rope.dimension_count", 4},
+                                     {"expert_count", 4},
+                                     {"expert_used_count", 2},
+                                     {"expert_feed_forward_length", 6},
+                                     {"expert_shared_count", 3},
+                                     {"leading_dense_block_count", 1}}) {
+      b.add(std::string("deepseek2.") + key, kU32, value);
+    }
+    b.add_text("deepseek2.rope.scaling.type", "yarn").add("deepseek2.rope.scaling.factor", kF32, 40.0F);
+    b.add("deepseek2.rope.scaling.yarn_log_multiplier", kF32, 0.0707F);
+  };
+  const ModelConfig config = config_of(tiny);
+  EXPECT_EQ(std::tuple(config.heads_kv, config.d_head, config.d_value, config.latent),
+            std::tuple(2, 7, 5, 4));
+  EXPECT_EQ(std::tuple(config.feed_forward, config.dense_feed_forward, config.shared_feed_forward),
+            std::tuple(6, 24, 18));
+  EXPECT_TRUE(config.layer_specs[0].dense && !config.layer_specs[1].dense);
+  EXPECT_TRUE(config.weights_of_all);
+  EXPECT_DOUBLE_EQ(config.rotations.front().magnitude, 1);
+  const double sharper = 1 + 0.1 * 0.707 * std::log(40.0);
+  EXPECT_NEAR(*config.attention_scale, sharper * sharper / std::sqrt(7.0), 1e-7);
 }
 
 // LongRoPE needs both tensors and the length that decides between them.

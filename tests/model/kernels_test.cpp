@@ -53,6 +53,34 @@ TEST(Kernels, RmsNormIsItsFormula) {
   }
 }
 
+// Rows far from zero, too: what is left without the mean is as exact as that.
+TEST(Kernels, LayerNormIsItsFormula) {
+  for (const std::size_t n : {1U, 31U, 32U, 64U, 333U, 1024U, 5120U, 16384U}) {
+    for (const float middle : {0.0F, 100.0F}) {
+      auto x = normal(n, 1, 3.0F);
+      for (float& value : x) value += middle;
+      const auto weight = normal(n, 2);
+      double mean = 0;
+      for (const float value : x) mean += static_cast<double>(value) / static_cast<double>(n);
+      double squares = 0;
+      for (const float value : x) squares += std::pow(static_cast<double>(value) - mean, 2);
+      const double root = std::sqrt(squares / static_cast<double>(n) + 1e-6);
+      for (const Kernels* table : tables()) {
+        std::vector<float> out(n);
+        table->layer_norm(x.data(), weight.data(), static_cast<std::int64_t>(n), 1e-6F, out.data());
+        for (std::size_t i = 0; i < n; ++i) {
+          const auto own = static_cast<double>(weight[i]);
+          const double wanted = (static_cast<double>(x[i]) - mean) * own / root;
+          const double terms = static_cast<double>(n) / 64 + 8;
+          const double moved = std::fabs(own) * (std::fabs(static_cast<double>(middle)) + 3) / root;
+          ASSERT_NEAR(out[i], wanted, (std::fabs(wanted) + moved) * 0x1p-24 * terms)
+              << table->isa << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Kernels, GatesAreTheirFormulasOverAllMagnitudes) {
   std::vector<float> gate;
   for (float x = -120.0F; x <= 120.0F; x += 0.0371F) gate.push_back(x);

@@ -46,9 +46,27 @@ std::vector<float> row_of(const Rows& rows, std::int64_t row, std::int64_t heads
   return values;
 }
 
+MadeSizes possible(MadeSizes sizes) {
+  if (sizes.architecture != "deepseek2") return sizes;
+  sizes.heads_kv = sizes.heads;
+  if (sizes.rotated == sizes.d_head) sizes.rotated = sizes.d_head / 2;
+  return sizes;
+}
+
+/// Rows [first, first + count) of each `period` of them.
+Matrix some_rows(const Matrix& all, std::int64_t period, std::int64_t first, std::int64_t count) {
+  Matrix some = {0, all.columns, {}};
+  for (std::int64_t r = first; r < all.rows; r += period, some.rows += count) {
+    const auto from = all.values.begin() + r * all.columns;
+    some.values.insert(some.values.end(), from, from + count * all.columns);
+  }
+  return some;
+}
+
 }  // namespace
 
-MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
+MadeModel::MadeModel(const MadeSizes& wanted) : sizes_(possible(wanted)) {
+  const MadeSizes& sizes = sizes_;
   const std::string a = sizes.architecture + ".";
   builder_.add_text("general.architecture", sizes.architecture);
   const auto number = [&](const char* key, std::int64_t value) {
@@ -63,7 +81,10 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   number("attention.key_length", sizes.d_head);
   number("attention.value_length", sizes.d_value);
   if (sizes.rotated != sizes.d_head) number("rope.dimension_count", sizes.rotated);
-  builder_.add(a + "attention.layer_norm_rms_epsilon", kF32, 1e-6F);
+  const bool cohere = sizes.architecture == "cohere2";
+  const bool latent = sizes.architecture == "deepseek2";
+  builder_.add(a + (cohere ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), kF32,
+               1e-6F);
   builder_.add(a + "rope.freq_base", kF32, static_cast<float>(sizes.theta));
   if (sizes.rope_factor != 1.0) {
     builder_.add_text(a + "rope.scaling.type", "linear");
@@ -74,7 +95,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   shape_.d_head = sizes.d_head;
   shape_.d_value = sizes.d_value;
   shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = sizes.architecture == "llama" || sizes.architecture == "granite"
+  shape_.layout = cohere || latent || sizes.architecture == "llama" || sizes.architecture == "granite" ||
+                          sizes.architecture == "mistral3"
                       ? RopeLayout::adjacent_pairs
                       : RopeLayout::split_halves;
   for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
@@ -84,7 +106,11 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
   }
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
-  if (sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
+  if (cohere) describe_cohere2();
+  if (sizes.architecture == "mistral3") describe_mistral3();
+  const bool shared = latent || sizes.architecture == "qwen2moe";
+  if (latent) describe_deepseek2();
+  if (shared || sizes.architecture == "qwen3moe" || sizes.architecture == "gpt-oss") describe_experts();
   embedding_ = add("token_embd.weight", sizes.width, sizes.vocabulary, 0.0F, 1.0F);
   final_norm_ = norm("output_norm.weight", sizes.width);
   head_ = sizes.tied ? Matrix{sizes.vocabulary, sizes.width, embedding_}
@@ -94,7 +120,8 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
     TransformerLayer layer;
     add_norms(at, layer);
     const bool oss = sizes.architecture == "gpt-oss";
-    if ((oss || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
+    if ((oss || cohere || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
+    layer.rotated = !cohere || l % 2 == 0;
     if (sizes.architecture == "gemma3" && l % 2 == 0) {
       for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
         layer.inverse_frequencies.push_back(
@@ -112,17 +139,23 @@ MadeModel::MadeModel(const MadeSizes& sizes) : sizes_(sizes) {
       layer.output_bias = bias('o', "attn_output.bias", sizes.width);
     }
     layer.query = matrix(at + "attn_q.weight", sizes.width, sizes.heads * sizes.d_head);
-    layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
-    layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
+    if (latent) {
+      add_latent(at, layer);
+    } else {
+      layer.key = matrix(at + "attn_k.weight", sizes.width, sizes.heads_kv * sizes.d_head);
+      layer.value = matrix(at + "attn_v.weight", sizes.width, sizes.heads_kv * sizes.d_value);
+    }
     layer.output = matrix(at + "attn_output.weight", sizes.heads * sizes.d_value, sizes.width);
-    const bool experts = oss || sizes.architecture == "qwen3moe";
+    const bool experts = oss || (shared && !(latent && l == 0)) || sizes.architecture == "qwen3moe";
     const std::string tail = experts ? "_exps.weight" : ".weight";
     const std::int64_t count = experts ? sizes.experts : 1;
+    const std::int64_t wide = experts && latent ? sizes.shared / 2 : sizes.feed_forward;
     if (experts) layer.router = matrix(at + "ffn_gate_inp.weight", sizes.width, count);
-    layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, sizes.feed_forward, count);
-    layer.up = matrix(at + "ffn_up" + tail, sizes.width, sizes.feed_forward, count);
-    layer.down = matrix(at + "ffn_down" + tail, sizes.feed_forward, sizes.width, count);
+    layer.gate = matrix(at + "ffn_gate" + tail, sizes.width, wide, count);
+    layer.up = matrix(at + "ffn_up" + tail, sizes.width, wide, count);
+    layer.down = matrix(at + "ffn_down" + tail, wide, sizes.width, count);
     if (oss) add_expert_biases(at, layer);
+    if (shared && experts) add_shared_expert(at, layer);
     layers_.push_back(std::move(layer));
   }
   builder_.data_bytes = data_.size();
@@ -136,9 +169,10 @@ void MadeModel::add_norms(const std::string& at, TransformerLayer& layer) {
   const bool olmo = sizes_.architecture == "olmo2";
   if (!olmo) {
     layer.attention_norm = norm(at + "attn_norm.weight", sizes_.width);
-    layer.mlp_norm =
-        norm(at + (sizes_.architecture == "gpt-oss" ? "post_attention_norm.weight" : "ffn_norm.weight"),
-             sizes_.width);
+    const bool oss = sizes_.architecture == "gpt-oss";
+    if (!shape_.parallel) {
+      layer.mlp_norm = norm(at + (oss ? "post_attention_norm.weight" : "ffn_norm.weight"), sizes_.width);
+    }
   }
   if (olmo || gemma) {
     layer.attention_after_norm = norm(at + "post_attention_norm.weight", sizes_.width);
@@ -162,6 +196,10 @@ void MadeModel::describe_experts() {
   builder_.add(a + "expert_count", kU32, static_cast<std::uint32_t>(sizes_.experts));
   builder_.add(a + "expert_used_count", kU32, static_cast<std::uint32_t>(sizes_.experts_used));
   shape_.experts_used = sizes_.experts_used;
+  shape_.weights_of_all = sizes_.architecture == "qwen2moe" || sizes_.architecture == "deepseek2";
+  if (sizes_.architecture == "qwen2moe") {
+    builder_.add(a + "expert_shared_feed_forward_length", kU32, static_cast<std::uint32_t>(sizes_.shared));
+  }
   if (sizes_.architecture != "gpt-oss") return;
   builder_.add(a + "attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
   shape_.activation = Activation::clamped;
@@ -180,6 +218,46 @@ void MadeModel::add_expert_biases(const std::string& at, TransformerLayer& layer
   matrices_ = made;
 }
 
+void MadeModel::add_shared_expert(const std::string& at, TransformerLayer& layer) {
+  layer.shared_gate = matrix(at + "ffn_gate_shexp.weight", sizes_.width, sizes_.shared);
+  layer.shared_up = matrix(at + "ffn_up_shexp.weight", sizes_.width, sizes_.shared);
+  layer.shared_down = matrix(at + "ffn_down_shexp.weight", sizes_.shared, sizes_.width);
+  if (sizes_.architecture == "deepseek2") return;
+  const float spread = 2 / std::sqrt(static_cast<float>(sizes_.width));
+  layer.shared_weight = {1, sizes_.width,
+                         add(at + "ffn_gate_inp_shexp.weight", sizes_.width, 0, 0.0F, spread)};
+}
+
+void MadeModel::describe_deepseek2() {
+  const auto number = [&](const char* key, std::int64_t value) {
+    builder_.add(std::string("deepseek2.") + key, kU32, static_cast<std::uint32_t>(value));
+  };
+  number("attention.kv_lora_rank", sizes_.latent);
+  number("expert_feed_forward_length", sizes_.shared / 2);
+  number("expert_shared_count", 2);
+  number("leading_dense_block_count", 1);
+  builder_.add("deepseek2.expert_weights_scale", kF32, 1.5F);
+  shape_.expert_scale = 1.5;
+}
+
+/// A file has the rotated elements last.
+void MadeModel::add_latent(const std::string& at, TransformerLayer& layer) {
+  const std::int64_t plain = sizes_.d_head - sizes_.rotated;
+  const std::int64_t head = plain + sizes_.d_value;
+  std::vector<double> query;
+  for (std::int64_t h = 0; h < sizes_.heads; ++h) {
+    const auto first = layer.query.values.begin() + h * sizes_.d_head * sizes_.width;
+    query.insert(query.end(), first + plain * sizes_.width, first + sizes_.d_head * sizes_.width);
+    query.insert(query.end(), first, first + plain * sizes_.width);
+  }
+  layer.query.values = std::move(query);
+  layer.latent = matrix(at + "attn_kv_a_mqa.weight", sizes_.width, sizes_.latent + sizes_.rotated);
+  layer.latent_norm = norm(at + "attn_kv_a_norm.weight", sizes_.latent);
+  const Matrix both = matrix(at + "attn_kv_b.weight", sizes_.latent, sizes_.heads * head);
+  layer.latent_keys = some_rows(both, head, 0, plain);
+  layer.latent_values = some_rows(both, head, plain, sizes_.d_value);
+}
+
 void MadeModel::describe_granite() {
   builder_.add("granite.embedding_scale", kF32, 6.0F);
   builder_.add("granite.residual_scale", kF32, 0.25F);
@@ -188,6 +266,21 @@ void MadeModel::describe_granite() {
   shape_.residual_scale = 0.25;
   shape_.attention_scale = 0.125;
   logit_scale_ = 1.0 / 3.0;
+}
+
+void MadeModel::describe_cohere2() {
+  builder_.add("cohere2.attention.sliding_window", kU32, static_cast<std::uint32_t>(sizes_.window));
+  builder_.add("cohere2.attention.sliding_window_pattern", kU32, 2U);
+  builder_.add("cohere2.logit_scale", kF32, 0.25F);
+  shape_.layer_norm = shape_.parallel = true;
+  logit_scale_ = 0.25;
+}
+
+void MadeModel::describe_mistral3() {
+  builder_.add("mistral3.attention.temperature_scale", kF32, 0.5F);
+  builder_.add("mistral3.attention.temperature_length", kU32, static_cast<std::uint32_t>(sizes_.window));
+  shape_.temperature_scale = 0.5;
+  shape_.temperature_length = sizes_.window;
 }
 
 /// Uniform in middle +- spread; 0 rows: a vector, in F32.
@@ -278,7 +371,7 @@ void StageCheck::expect_stages() const {
       expect_within(heads.query, one.q, slack_, at + ", queries");
       expect_within(heads.key, one.k, slack_, at + ", keys");
       expect_within(heads.value, one.v, slack_, at + ", values");
-      const BoundedRow wanted = transformer_mlp(model_.shape(), layer, exact(one.middle));
+      const BoundedRow wanted = transformer_mlp(model_.shape(), layer, exact(one.middle), exact(one.input));
       if (std::isinf(wanted.front().error)) {
         ++ties;
       } else {
@@ -339,8 +432,8 @@ void StageCheck::expect_logits(std::int64_t begin) const {
   for (const Seen& seen : layers_.back()) {
     const std::int64_t row = seen.token - begin;
     if (row < 0) continue;
-    const BoundedRow wanted = transformer_logits(exact(seen.output), model_.final_norm(), model_.head(),
-                                                 model_.shape().norm_epsilon, model_.logit_scale());
+    const BoundedRow wanted = transformer_logits(model_.shape(), exact(seen.output), model_.final_norm(),
+                                                 model_.head(), model_.logit_scale());
     const auto from = all.begin() + row * vocabulary;
     expect_within(wanted, {from, from + vocabulary}, slack_,
                   fmt::format("logits of row {} of {}", row, rows));

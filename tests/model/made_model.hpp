@@ -17,7 +17,10 @@ namespace headwater::runtime::testing {
 struct MadeSizes {
   /// "qwen2" has biases, "qwen3" norms of queries and keys, "llama" rotates neighbours, "gemma3" has windows in every second
   /// layer, two rotations, norms after what is added, GeGLU; "granite" scales; "olmo2" norms of all heads as one; "qwen3moe" experts; "gpt-oss" these with biases,
-  /// sinks, windows and a clamped gate.
+  /// sinks, windows and a clamped gate; "cohere2" LayerNorm, a parallel feed-forward part, and windows in every second layer,
+  /// of which the others are not rotated; "mistral3" queries that grow with their position;
+  /// "qwen2moe" experts, weighted by a softmax over all, and one that all tokens take; "deepseek2" these, latent attention with as
+  /// many key heads as query heads, and a dense first layer.
   std::string architecture = "qwen2";
   std::int64_t layers = 1;
   std::int64_t width = 32;
@@ -34,9 +37,11 @@ struct MadeSizes {
   std::vector<TensorType> types = {TensorType::f32};
   bool tied = false;         ///< the embedding is the head
   double rope_factor = 1.0;  ///< of linear scaling
-  std::int64_t window = 40;  ///< of gemma3 and gpt-oss
-  std::int64_t experts = 5;  ///< of qwen3moe and gpt-oss, each feed_forward wide
+  std::int64_t window = 40;  ///< of gemma3, gpt-oss and cohere2; of mistral3 the length by which queries grow
+  std::int64_t experts = 5;  ///< of qwen3moe, qwen2moe and gpt-oss, each feed_forward wide
   std::int64_t experts_used = 2;
+  std::int64_t latent = 160;  ///< of deepseek2
+  std::int64_t shared = 96;   ///< of qwen2moe: the width of the expert that all tokens take
 };
 
 /// A model of random weights, made in memory, and the same numbers for the forward pass in double.
@@ -61,10 +66,15 @@ class MadeModel {
                           float spread, std::int64_t count = 1);
   std::vector<double> norm(const std::string& name, std::int64_t n) { return add(name, n, 0, 1.0F, 0.1F); }
   void add_expert_biases(const std::string& at, TransformerLayer& layer);
+  void add_shared_expert(const std::string& at, TransformerLayer& layer);
   void add_norms(const std::string& at, TransformerLayer& layer);
+  void describe_cohere2();
+  void describe_deepseek2();
+  void add_latent(const std::string& at, TransformerLayer& layer);
   void describe_gemma3();
   void describe_experts();
   void describe_granite();
+  void describe_mistral3();
   Matrix matrix(const std::string& name, std::int64_t columns, std::int64_t rows, std::int64_t count = 1);
 
   MadeSizes sizes_;

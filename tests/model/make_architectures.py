@@ -74,12 +74,41 @@ MODELS = {
     "granitemoe": ("granitemoe", "GraniteMoe", {"num_hidden_layers": 2, "num_local_experts": 6, "num_experts_per_tok": 2, **GRANITE[0]},
                    {"expert_count": 6, "expert_used_count": 2, **GRANITE[1]}),
     "olmo2": ("olmo2", "Olmo2", {"num_hidden_layers": 2, "head_dim": SHORT, "tie_word_embeddings": False}, {}),
+    "cohere2": ("cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": WINDOW, "logit_scale": 0.25},
+                {**WINDOWS, "logit_scale": 0.25, "attention.layer_norm_epsilon": 1e-5}),
+    # The published ones take all of YaRN's magnitude back, mscale_all_dim 1.
+    "mistral3": ("mistral3", "Ministral3", {"num_hidden_layers": 2, "rope_parameters": rope(
+        1000000.0, rope_type="yarn", factor=CONTEXT / 24, original_max_position_embeddings=24, beta_fast=4.0, beta_slow=1.0,
+        mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.5)},
+        {"rope.freq_base": 1000000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": CONTEXT / 24,
+         "rope.scaling.original_context_length": 24, "rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_log_multiplier": 0.5,
+         "attention.temperature_scale": 0.5}),
+    "qwen2moe": ("qwen2moe", "Qwen2Moe", {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                 "shared_expert_intermediate_size": 40, "norm_topk_prob": False},
+                 {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 40}),
 }
-ADJACENT = {"smollm3", "granite", "granitemoe", "llama"}  # ggml's converter turns their rows
+SHARED = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 16}
+# Nothing of YaRN's magnitude is left on rows, as published: both multipliers are equal.
+MODELS["deepseek2"] = ("deepseek2", "DeepseekV2", {
+    "num_hidden_layers": 2, "num_key_value_heads": HEADS, "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": False,
+    "rms_norm_eps": 1e-6, "rope_parameters": rope(rope_type="yarn", factor=CONTEXT / 32, original_max_position_embeddings=32,
+                                                  beta_fast=4.0, beta_slow=1.0, mscale=0.5, mscale_all_dim=0.5)},
+    {**SHARED, "expert_shared_count": 2, "expert_weights_scale": 1.5, "leading_dense_block_count": 1,
+     "attention.head_count_kv": 1, "attention.key_length": 32, "attention.value_length": 24, "attention.kv_lora_rank": 24,
+     "attention.key_length_mla": 20, "attention.value_length_mla": 10, "rope.dimension_count": 8, "rope.scaling.type": "yarn",
+     "rope.scaling.factor": CONTEXT / 32, "rope.scaling.original_context_length": 32, "rope.scaling.yarn_beta_fast": 4.0,
+     "rope.scaling.yarn_log_multiplier": 0.05})
+ADJACENT = {"smollm3", "granite", "granitemoe", "llama", "mistral3"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "self_attn.qkv_proj": "attn_qkv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up",
          "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+         "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+         "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+         "mlp.shared_experts.down_proj": "ffn_down_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+         "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
          "mlp.gate": "ffn_gate_inp", "block_sparse_moe.router": "ffn_gate_inp", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                     "post_feedforward_layernorm": "post_ffw_norm"},
@@ -120,11 +149,14 @@ def write(name, arch, model, facts, words):
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS_KV)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for key, value in {"rope.dimension_count": config.head_dim, **facts}.items():
+    own = {"attention.head_count_kv": HEADS_KV, "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
+           "rope.dimension_count": config.head_dim, **facts}
+    writer.add_head_count_kv(own.pop("attention.head_count_kv"))
+    writer.add_key_length(own.pop("attention.key_length"))
+    writer.add_value_length(own.pop("attention.value_length"))
+    if "attention.layer_norm_epsilon" not in facts:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for key, value in own.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{arch}.{key}", value)
     make_fixtures.write_vocabulary(writer, "llama", words)
@@ -149,6 +181,12 @@ def write(name, arch, model, facts, words):
             for tensor, part in parts.items():
                 writer.add_tensor(f"{at}{tensor}.{form}", np.ascontiguousarray(part, np.float16 if form == "weight" else np.float32))
             continue
+        if where.endswith("kv_b_proj"):  # the matrices of keys lie the other way round
+            at = f"blk.{where.split('.')[2]}."
+            keys, values = np.split(values.reshape(HEADS, -1, config.kv_lora_rank), [config.qk_nope_head_dim], 1)
+            writer.add_tensor(f"{at}attn_k_b.weight", np.ascontiguousarray(keys.swapaxes(1, 2), np.float16))
+            writer.add_tensor(f"{at}attn_v_b.weight", np.ascontiguousarray(values, np.float16))
+            continue
         if where.endswith("self_attn") and kind == "sinks":
             writer.add_tensor(f"blk.{where.split('.')[2]}.attn_sinks.weight", values.astype(np.float32))
             continue
@@ -160,6 +198,8 @@ def write(name, arch, model, facts, words):
                 values = make_fixtures.adjacent(values, HEADS if "q_proj" in part else HEADS_KV)
         if arch.startswith("gemma") and tensor.endswith("norm"):
             values = values + 1.0
+        if tensor.endswith("ffn_gate_inp_shexp"):
+            values = values[0]
         narrow = values.ndim == 2 and not tensor.endswith("ffn_gate_inp")
         writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if narrow else np.float32))
     writer.write_header_to_file()

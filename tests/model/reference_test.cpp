@@ -165,7 +165,7 @@ LayerJudgement judge_layer(const TransformerShape& shape, const TransformerLayer
     tokens.push_back({exact(row_of(run.q[at], t)), exact(row_of(run.k[at], t)), exact(row_of(run.v[at], t))});
     judgement.attention.take(transformer_attention(shape, layer, tokens, residual),
                              row_of(run.middle[at], t));
-    judgement.mlp.take(transformer_mlp(shape, layer, exact(row_of(run.middle[at], t))),
+    judgement.mlp.take(transformer_mlp(shape, layer, exact(row_of(run.middle[at], t)), residual),
                        row_of(run.output[at], t));
   }
   return judgement;
@@ -205,7 +205,7 @@ TEST(AgainstReference, LogitsStayWithinTheirBound) {
   Judgement judgement;
   for (std::size_t t = 0; t < static_cast<std::size_t>(kTokens); t += 13) {
     const auto row = exact(row_of(run.output.back(), t));
-    judgement.take(transformer_logits(row, norm, head, shape().norm_epsilon), row_of(run.logits, t));
+    judgement.take(transformer_logits(shape(), row, norm, head), row_of(run.logits, t));
   }
   judgement.expect_good("logits");
 }

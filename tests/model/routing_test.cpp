@@ -14,15 +14,15 @@
 namespace headwater::runtime {
 namespace {
 
-/// Weights [experts] of one row: 0 where it does not go.
-std::vector<double> by_sort(const float* logits, std::int64_t experts, std::int64_t used) {
+/// Weights [experts] of one row: 0 where it does not go. `of_all`: of a softmax over all experts.
+std::vector<double> by_sort(const float* logits, std::int64_t experts, std::int64_t used, bool of_all) {
   std::vector<std::size_t> order(static_cast<std::size_t>(experts));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return logits[a] > logits[b]; });
   std::vector<double> weights(order.size());
   double sum = 0;
-  for (std::int64_t i = 0; i < used; ++i)
+  for (std::int64_t i = 0; i < (of_all ? experts : used); ++i)
     sum += std::exp(static_cast<double>(logits[order[static_cast<std::size_t>(i)]]));
   for (std::int64_t i = 0; i < used; ++i) {
     const std::size_t e = order[static_cast<std::size_t>(i)];
@@ -40,8 +40,9 @@ TEST(Routing, TheHighestLogitsAndTheirSoftmax) {
       for (const std::int64_t rows : {1, 3, 200}) {
         std::vector<float> logits(static_cast<std::size_t>(rows * experts));
         for (float& one : logits) one = static_cast<float>(level(random)) / 4;
+        const bool of_all = random() % 2 == 0;
         Routing routing;
-        routing.reserve(200, experts, used);
+        routing.reserve(200, experts, used, of_all);
         routing.choose(logits.data(), rows);
         std::vector<double> got(logits.size());
         std::int64_t visits = 0;
@@ -57,11 +58,11 @@ TEST(Routing, TheHighestLogitsAndTheirSoftmax) {
         }
         ASSERT_EQ(visits, rows * used);
         for (std::int64_t row = 0; row < rows; ++row) {
-          const auto wanted = by_sort(logits.data() + row * experts, experts, used);
+          const auto wanted = by_sort(logits.data() + row * experts, experts, used, of_all);
           for (std::int64_t e = 0; e < experts; ++e) {
             const double want = wanted[static_cast<std::size_t>(e)];
             ASSERT_NEAR(got[static_cast<std::size_t>(row * experts + e)], want,
-                        want * 0x1p-24 * (30 + static_cast<double>(used)))
+                        want * 0x1p-24 * (30 + static_cast<double>(of_all ? experts : used)))
                 << experts << " experts, " << used << " used, row " << row << ", expert " << e;
           }
         }

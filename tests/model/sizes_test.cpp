@@ -184,8 +184,7 @@ TEST(TransformerSizes, AVocabularyOf300000) {
   for (std::size_t t = ids.size() - 2; t < ids.size(); ++t) {
     BoundedRow residual;
     for (std::size_t i = 0; i < width; ++i) residual.push_back({last[t * width + i], 0.0});
-    wanted.push_back(
-        transformer_logits(residual, model.final_norm(), model.head(), model.shape().norm_epsilon));
+    wanted.push_back(transformer_logits(model.shape(), residual, model.final_norm(), model.head()));
   }
   std::vector<float> logits(2 * vocabulary);
   float* const outs[] = {logits.data(), logits.data() + vocabulary};

@@ -141,6 +141,13 @@ class BadModels(Refusals):
             del file.tensors[tensor]
             self.refuse(file, tensor)
 
+    def test_experts_that_are_not_there(self):
+        folder = pathlib.Path(os.environ["HEADWATER_ARCHITECTURES"])
+        for architecture, tensor in (("qwen2moe", "blk.1.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.0.ffn_up_shexp.weight"),
+                                     ("deepseek2", "blk.1.ffn_down_shexp.weight"), ("deepseek2", "blk.0.attn_v_b.weight")):
+            whole = (folder / f"{architecture}.gguf").read_bytes()
+            self.refuse(whole.replace(tensor.encode(), tensor.replace("weight", "weighs").encode()), f"tensor '{tensor}' is missing")
+
     def test_tensor_that_is_left_out_of_the_table_alone(self):
         """Its name comes before the gap that it leaves."""
         whole = File()

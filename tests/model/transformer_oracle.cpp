@@ -49,6 +49,26 @@ BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, 
   return y;
 }
 
+/// The norm of a residual row. LayerNorm is RMSNorm of what is left of a row without its mean.
+BoundedRow row_norm(const TransformerShape& shape, std::span<const Bounded> x,
+                    std::span<const double> weight) {
+  if (!shape.layer_norm) return rms_norm(x, weight, shape.norm_epsilon);
+  Bounded mean;
+  for (const Bounded& element : x) {
+    mean.value += element.value / static_cast<double>(x.size());
+    // The sum, and a quotient.
+    mean.error +=
+        (element.error + (sum_error(x.size()) + kUnit) * size_of(element)) / static_cast<double>(x.size());
+  }
+  BoundedRow centred(x.begin(), x.end());
+  for (Bounded& element : centred) {
+    element.value -= mean.value;
+    element.error += mean.error;
+    element.error += kUnit * size_of(element);
+  }
+  return rms_norm(centred, weight, shape.norm_epsilon);
+}
+
 // y = W x (+ b).
 BoundedRow product(const Matrix& weights, std::span<const double> bias, std::span<const Bounded> x) {
   BoundedRow y(static_cast<std::size_t>(weights.rows));
@@ -106,6 +126,7 @@ void norm_and_rotate(BoundedRow& rows, std::span<const double> norm, std::int64_
       const BoundedRow normed = rms_norm(row, norm, shape.norm_epsilon);
       std::copy(normed.begin(), normed.end(), row.begin());
     }
+    if (!layer.rotated) continue;
     rotate(row, position, shape,
            layer.inverse_frequencies.empty() ? shape.inverse_frequencies : layer.inverse_frequencies);
   }
@@ -235,7 +256,7 @@ std::span<const double> one_of(const std::vector<double>& all, std::size_t index
   return std::span(all).subspan(index * (all.size() / count), all.size() / count);
 }
 
-/// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those. Which these are must not
+/// The experts of the highest logits (Shazeer et al., 2017), weighted by the softmax over those, or over all. Which these are must not
 /// hang on a rounding.
 BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x) {
   const BoundedRow logits = product(layer.router, layer.router_bias, x);
@@ -253,18 +274,19 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
   double total = 0;
   double spread = 0;
   double logit_error = 0;
-  for (std::size_t i = 0; i < used; ++i) {
+  const std::size_t summed = shape.weights_of_all ? logits.size() : used;
+  for (std::size_t i = 0; i < summed; ++i) {
     total += std::exp(logits[order[i]].value - logits[order[0]].value);
     spread = std::max(spread, logits[order[0]].value - logits[order[i]].value);
     logit_error = std::max(logit_error, logits[order[i]].error);
   }
   // An exponential of 4 u whose argument is off by the logits' errors and 2 u of itself, twice; the sum and a quotient.
   const double relative =
-      std::exp(2 * (2 * logit_error + (2 * spread + 4) * kUnit) + (static_cast<double>(used) + 3) * kUnit) -
+      std::exp(2 * (2 * logit_error + (2 * spread + 4) * kUnit) + (static_cast<double>(summed) + 3) * kUnit) -
       1;
   for (std::size_t i = 0; i < used; ++i) {
     const std::size_t e = order[i];
-    const double weight = std::exp(logits[e].value - logits[order[0]].value) / total;
+    const double weight = shape.expert_scale * std::exp(logits[e].value - logits[order[0]].value) / total;
     const std::size_t n = logits.size();
     const BoundedRow own =
         mlp(shape,
@@ -273,12 +295,46 @@ BoundedRow mix(const TransformerShape& shape, const TransformerLayer& layer, std
             x);
     for (std::size_t c = 0; c < sum.size(); ++c) {
       sum[c].value += weight * own[c].value;
-      // A product with the weight, and a sum for each expert.
+      // A product with the scaled weight, and a sum for each expert.
       sum[c].error +=
-          weight * (own[c].error + (relative + (static_cast<double>(used) + 2) * kUnit) * size_of(own[c]));
+          weight * (own[c].error + (relative + (static_cast<double>(used) + 3) * kUnit) * size_of(own[c]));
     }
   }
   return sum;
+}
+
+/// Adds the expert that all tokens take: w mlp(x), w = 1 / (1 + e^-t), t a product with x.
+void add_shared(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x,
+                BoundedRow& sum) {
+  Bounded weight = {1, 0};
+  if (layer.shared_weight.rows > 0) {
+    const Bounded t = product(layer.shared_weight, {}, x).front();
+    weight.value = 1 / (1 + std::exp(-t.value));
+    // It is nowhere steeper than 1/4. An exponential of 4 u, a sum, a quotient.
+    weight.error = t.error / 4 + 6 * kUnit * weight.value;
+  }
+  const BoundedRow own = mlp(shape, {layer.shared_gate, layer.shared_up, layer.shared_down, {}, {}, {}}, x);
+  for (std::size_t c = 0; c < sum.size(); ++c) {
+    sum[c].value += weight.value * own[c].value;
+    // A product with the weight, and a sum.
+    sum[c].error += weight.value * own[c].error + weight.error * size_of(own[c]);
+    sum[c].error += kUnit * (weight.value * size_of(own[c]) + size_of(sum[c]));
+  }
+}
+
+/// Keys and values of a latent row: of each key first the elements that are rotated, which all heads have.
+void expand_latent(const TransformerShape& shape, const TransformerLayer& layer, std::span<const Bounded> x,
+                   TransformerHeads& heads) {
+  const BoundedRow all = product(layer.latent, {}, x);
+  const std::size_t width = layer.latent_norm.size();
+  const BoundedRow latent = rms_norm(std::span(all).first(width), layer.latent_norm, shape.norm_epsilon);
+  const BoundedRow keys = product(layer.latent_keys, {}, latent);
+  heads.value = product(layer.latent_values, {}, latent);
+  const auto plain = static_cast<std::ptrdiff_t>(keys.size()) / static_cast<std::ptrdiff_t>(shape.heads_kv);
+  for (auto from = keys.begin(); from != keys.end(); from += plain) {
+    heads.key.insert(heads.key.end(), all.begin() + static_cast<std::ptrdiff_t>(width), all.end());
+    heads.key.insert(heads.key.end(), from, from + plain);
+  }
 }
 
 /// What a part of a layer adds, normed if it has a norm for that, and scaled.
@@ -298,11 +354,23 @@ void add(const TransformerShape& shape, BoundedRow& residual, BoundedRow change,
 TransformerHeads transformer_heads(const TransformerShape& shape, const TransformerLayer& layer,
                                    const BoundedRow& residual, std::int64_t position) {
   const BoundedRow x =
-      layer.attention_norm.empty() ? residual : rms_norm(residual, layer.attention_norm, shape.norm_epsilon);
-  TransformerHeads heads = {product(layer.query, layer.query_bias, x), product(layer.key, layer.key_bias, x),
-                            product(layer.value, layer.value_bias, x)};
+      layer.attention_norm.empty() ? residual : row_norm(shape, residual, layer.attention_norm);
+  TransformerHeads heads;
+  heads.query = product(layer.query, layer.query_bias, x);
+  if (layer.latent.rows > 0) {
+    expand_latent(shape, layer, x, heads);
+  } else {
+    heads.key = product(layer.key, layer.key_bias, x);
+    heads.value = product(layer.value, layer.value_bias, x);
+  }
   norm_and_rotate(heads.query, layer.query_norm, position, shape, layer);
   norm_and_rotate(heads.key, layer.key_norm, position, shape, layer);
+  const double lengths =
+      std::floor(static_cast<double>(position) / static_cast<double>(shape.temperature_length));
+  const double factor = 1 + shape.temperature_scale * std::log(1 + lengths);
+  if (factor != 1) {  // rounded to F32, and multiplied
+    for (Bounded& q : heads.query) q = {factor * q.value, factor * (q.error + 2.01 * kUnit * size_of(q))};
+  }
   return heads;
 }
 
@@ -322,18 +390,20 @@ BoundedRow transformer_attention(const TransformerShape& shape, const Transforme
 }
 
 BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
-                           const BoundedRow& residual) {
+                           const BoundedRow& residual, const BoundedRow& before) {
   BoundedRow result = residual;
-  const BoundedRow x =
-      layer.mlp_norm.empty() ? residual : rms_norm(residual, layer.mlp_norm, shape.norm_epsilon);
-  add(shape, result, layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x),
-      layer.mlp_after_norm);
+  const std::vector<double>& norm = shape.parallel ? layer.attention_norm : layer.mlp_norm;
+  const BoundedRow& read = shape.parallel ? before : residual;
+  const BoundedRow x = norm.empty() ? read : row_norm(shape, read, norm);
+  BoundedRow change = layer.router.rows > 0 ? mix(shape, layer, x) : mlp(shape, part_of(layer), x);
+  if (layer.shared_down.rows > 0) add_shared(shape, layer, x, change);
+  add(shape, result, change, layer.mlp_after_norm);
   return result;
 }
 
-BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm, const Matrix& head,
-                              double norm_epsilon, double scale) {
-  BoundedRow logits = product(head, {}, rms_norm(row, norm, norm_epsilon));
+BoundedRow transformer_logits(const TransformerShape& shape, const BoundedRow& row,
+                              std::span<const double> norm, const Matrix& head, double scale) {
+  BoundedRow logits = product(head, {}, row_norm(shape, row, norm));
   if (scale == 1) return logits;
   for (Bounded& one : logits) {  // the scale rounded to F32, and multiplied
     one = {scale * one.value, scale * (one.error + 2 * kUnit * size_of(one))};

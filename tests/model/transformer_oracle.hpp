@@ -36,8 +36,15 @@ struct TransformerLayer {
       router;  ///< of experts, which stand one after the other in gate, up and down; no rows: there are none
   std::vector<double> query_bias, key_bias, value_bias, output_bias;
   std::vector<double> router_bias, gate_bias, up_bias, down_bias;  ///< of experts
-  std::vector<double> sinks;                                       ///< a logit for each query head
-  std::int64_t window = 0;                  ///< tokens that one sees, itself among them; 0: all
+  /// In place of key and value: a latent row and the rotated elements of a key, which all heads have; its norm; of it the other
+  /// elements of all heads' keys, and their values.
+  Matrix latent, latent_keys, latent_values;
+  std::vector<double> latent_norm;
+  Matrix shared_gate, shared_up, shared_down;  ///< of the expert that all tokens take; no rows: there is none
+  Matrix shared_weight;                        ///< one row: times the sigmoid of its product; none: times 1
+  std::vector<double> sinks;                   ///< a logit for each query head
+  std::int64_t window = 0;                     ///< tokens that one sees, itself among them; 0: all
+  bool rotated = true;
   std::vector<double> inverse_frequencies;  ///< of its own; empty: the shape's
 };
 
@@ -51,12 +58,19 @@ struct TransformerShape {
   std::int64_t d_head = 1;
   std::int64_t d_value = 1;
   double norm_epsilon = 1e-6;
+  bool layer_norm = false;  ///< LayerNorm without a bias instead of RMSNorm, of residual rows
+  bool parallel = false;    ///< the feed-forward part reads the row before attention, and its norm
   std::vector<double> inverse_frequencies;
   double magnitude = 1.0;
   double attention_scale = 0;  ///< 0: 1 / sqrt(d_head)
   double residual_scale = 1;
+  double temperature_scale =
+      0;  ///< b: queries of position p times 1 + b ln(1 + floor(p / temperature_length))
+  std::int64_t temperature_length = 1;
   Activation activation = Activation::silu;
   std::int64_t experts_used = 0;
+  double expert_scale = 1;      ///< times the experts' weights
+  bool weights_of_all = false;  ///< a softmax over all experts, not over those that are used
   RopeLayout layout = RopeLayout::split_halves;
   double stored_round_off =
       0;  ///< of the type that keys and values are stored in: 2^-8 BF16, 2^-11 F16, 0 F32
@@ -77,12 +91,13 @@ struct TransformerHeads {
                                                std::span<const TransformerHeads> tokens,
                                                const BoundedRow& residual);
 
-/// Stage 3: the residual row after the layer.
+/// Stage 3: the residual row after the layer. `before`: the row before attention.
 [[nodiscard]] BoundedRow transformer_mlp(const TransformerShape& shape, const TransformerLayer& layer,
-                                         const BoundedRow& residual);
+                                         const BoundedRow& residual, const BoundedRow& before);
 
 /// Logits of one token: the final norm, then the head, then the scale.
-[[nodiscard]] BoundedRow transformer_logits(const BoundedRow& row, std::span<const double> norm,
-                                            const Matrix& head, double norm_epsilon, double scale = 1);
+[[nodiscard]] BoundedRow transformer_logits(const TransformerShape& shape, const BoundedRow& row,
+                                            std::span<const double> norm, const Matrix& head,
+                                            double scale = 1);
 
 }  // namespace headwater::runtime::testing

@@ -30,6 +30,23 @@ struct Row {
 /// Of a sum of n terms, relative to the sum of their sizes.
 double adding(double n) { return (n < 64 ? n : 8 * std::sqrt(n)) * u; }
 
+/// A sum of all and a quotient; a difference.
+Row without_mean(Row x) {
+  const auto n = static_cast<double>(x.size());
+  double mean = 0;
+  double moved = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    mean += x.v[i] / n;
+    moved += (x.e[i] + (adding(n) + u) * x.most(i)) / n;
+  }
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x.v[i] -= mean;
+    x.e[i] += moved;
+    x.e[i] += u * x.most(i);
+  }
+  return x;
+}
+
 Row normed(const Row& x, const std::vector<double>& w, double epsilon) {
   const auto n = static_cast<double>(x.size());
   double mean = epsilon;
@@ -263,20 +280,36 @@ TEST_P(TransformerReference, GatedProduct) {
     inner.v[i] = silu * up.v[i];
     inner.e[i] = silu_error * up.most(i) + std::fabs(silu) * up.e[i] + u * std::fabs(inner.v[i]);
   }
-  expect_same(transformer_mlp(shape(), l, residual), plus(Row(residual), times(l.down, {}, inner)));
+  const BoundedRow before = row(5);
+  expect_same(transformer_mlp(shape(), l, residual, before), plus(Row(residual), times(l.down, {}, inner)));
+  // Beside attention: what it reads is the row before that, by attention's norm.
+  TransformerShape parallel = shape();
+  parallel.parallel = true;
+  TransformerLayer other = l;
+  other.attention_norm = l.mlp_norm;
+  other.mlp_norm = {};
+  const BoundedRow got = transformer_mlp(parallel, other, before, residual);
+  expect_same(got, plus(Row(before), times(l.down, {}, inner)));
 }
 
 TEST_P(TransformerReference, Logits) {
   const BoundedRow last = row(8);
   const std::vector<double> norm = numbers(8);
   const Matrix head = matrix(11, 8);
-  expect_same(transformer_logits(last, norm, head, 0.5), times(head, {}, normed(Row(last), norm, 0.5)));
+  TransformerShape own = shape();
+  own.norm_epsilon = 0.5;
+  expect_same(transformer_logits(own, last, norm, head), times(head, {}, normed(Row(last), norm, 0.5)));
+  own.layer_norm = true;
+  expect_same(transformer_logits(own, last, norm, head),
+              times(head, {}, normed(without_mean(Row(last)), norm, 0.5)));
 }
 
 TEST_P(TransformerReference, ARowThatMayBeZeroHasNoBound) {
   const std::vector<double> norm = {1.0, 1.0};
   const BoundedRow row = {{0.5, 2.0}, {0.5, 2.0}};
-  for (const Bounded& logit : transformer_logits(row, norm, {1, 2, {1.0, 1.0}}, 0.0)) {
+  TransformerShape own = shape();
+  own.norm_epsilon = 0;
+  for (const Bounded& logit : transformer_logits(own, row, norm, {1, 2, {1.0, 1.0}})) {
     EXPECT_TRUE(std::isinf(logit.error));
   }
 }

@@ -41,6 +41,7 @@ KINDS = {
     "Qwen2": {},
     "Qwen3": {"head_dim": 16},
     "Mistral": {"sliding_window": WINDOW},
+    "Cohere2": {"sliding_window": WINDOW, "layer_types": MIXED},
     "Gemma2": {"head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 20.0, "layer_types": MIXED},
     "Gemma3Text": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": MIXED},
     "Phi3": {"sliding_window": None},

@@ -19,6 +19,10 @@ constexpr std::array kArchitectures = {
     Architecture{"glm4", "GLM-4 of 2025", describe_glm4},
     Architecture{"phi3", "Phi-3, Phi-4", describe_phi3},
     Architecture{"olmo2", "OLMo 2", describe_olmo2},
+    Architecture{"cohere2", "Command R7B", describe_cohere2},
+    Architecture{"mistral3", "Ministral 3, Mistral Small 3", describe_mistral3},
+    Architecture{"qwen2moe", "Qwen1.5 and Qwen2 with experts", describe_qwen2moe},
+    Architecture{"deepseek2", "DeepSeek-V2-Lite", describe_deepseek2},
 };
 
 }  // namespace

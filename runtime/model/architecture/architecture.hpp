@@ -21,6 +21,8 @@ struct Architecture {
 /// In the order in which messages and documents name them.
 [[nodiscard]] std::span<const Architecture> architectures();
 
+void describe_cohere2(const Keys& keys, ModelConfig& config);
+void describe_deepseek2(const Keys& keys, ModelConfig& config);
 void describe_gemma2(const Keys& keys, ModelConfig& config);
 void describe_gemma3(const Keys& keys, ModelConfig& config);
 void describe_glm4(const Keys& keys, ModelConfig& config);
@@ -28,9 +30,11 @@ void describe_gpt_oss(const Keys& keys, ModelConfig& config);
 void describe_granite(const Keys& keys, ModelConfig& config);
 void describe_granitemoe(const Keys& keys, ModelConfig& config);
 void describe_llama(const Keys& keys, ModelConfig& config);
+void describe_mistral3(const Keys& keys, ModelConfig& config);
 void describe_olmo2(const Keys& keys, ModelConfig& config);
 void describe_phi3(const Keys& keys, ModelConfig& config);
 void describe_qwen2(const Keys& keys, ModelConfig& config);
+void describe_qwen2moe(const Keys& keys, ModelConfig& config);
 void describe_qwen3(const Keys& keys, ModelConfig& config);
 void describe_qwen3moe(const Keys& keys, ModelConfig& config);
 void describe_smollm3(const Keys& keys, ModelConfig& config);

@@ -43,6 +43,10 @@ constexpr std::array kUnsupported = {
     Unsupported{"residual_scale", 1, "a scaled residual stream"},
     Unsupported{"embedding_scale", 1, "scaled embeddings"},
     Unsupported{"attention.scale", 0, "an attention scale of its own"},
+    Unsupported{"attention.temperature_scale", 0, "queries that grow with their position"},
+    Unsupported{"attention.temperature_length", 0, "queries that grow with their position"},
+    Unsupported{"attention.q_lora_rank", 0, "queries of latent rows"},
+    Unsupported{"attention.kv_lora_rank", 0, "latent attention"},
     Unsupported{"attention.clamp_kqv", 0, "clamped queries and keys"},
     Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
     Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
@@ -84,6 +88,15 @@ std::int64_t Keys::integer_or(std::string_view name, std::int64_t min, std::int6
   return file_.integer_or(key(name), min, max, fallback);
 }
 
+std::int64_t Keys::integer(std::string_view name, std::int64_t min, std::int64_t max) const {
+  asked_.emplace(name);
+  return file_.integer(key(name), min, max);
+}
+
+bool Keys::boolean_or(std::string_view name, bool fallback) const {
+  return file_.boolean_or(key(name), fallback);
+}
+
 double Keys::positive_or_none(std::string_view name) const {
   asked_.emplace(name);
   return has(name) && file_.number(key(name)) != 0 ? positive(name, 0.0) : 0.0;
@@ -115,6 +128,7 @@ void Keys::refuse_unsupported(const ModelConfig& config) const {
     }
     if (!neutral) file_.refuse(fmt::format("{} asks for {}, which is not supported", name, feature.what));
   }
+  refuse_unknown_scaling();
   if (!file_.boolean_or(key("attention.causal"), true)) {
     file_.refuse(fmt::format("{} is false; only causal attention is supported", key("attention.causal")));
   }
@@ -128,7 +142,7 @@ void Keys::refuse_unsupported(const ModelConfig& config) const {
   }
 }
 
-void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
+std::vector<bool> Keys::read_windows(ModelConfig& config, std::int64_t period) const {
   asked_.emplace(kPattern);
   const std::int64_t window = integer_or(kWindow, 0, kMaxTokens, 0);
   std::vector<bool> windowed(config.layer_specs.size());
@@ -146,8 +160,9 @@ void Keys::read_windows(ModelConfig& config, std::int64_t period) const {
       windowed[i] = every == kEveryLayer || i % every != every - 1;
     }
   }
-  if (window >= config.reach) return;  // it holds the whole context
-  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? window : 0;
+  const std::int64_t own = window < config.reach ? window : 0;  // else it holds the whole context
+  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? own : 0;
+  return windowed;
 }
 
 void Keys::read_sizes(ModelConfig& config) const {
@@ -182,10 +197,14 @@ void Keys::read_sizes(ModelConfig& config) const {
                              key("attention.head_count"), config.heads, config.d_head, config.d_value,
                              kMaxWidth));
   }
+}
+
+void Keys::read_epsilon(ModelConfig& config) const {
+  const char* const name =
+      config.norm == Norm::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+  const double epsilon = positive(name, 0.0);
   // More than the mean square of the rows that it is added to would make all outputs nearly zero.
-  constexpr const char* kEpsilon = "attention.layer_norm_rms_epsilon";
-  const double epsilon = positive(kEpsilon, 0.0);
-  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(kEpsilon), epsilon));
+  if (epsilon > 1) file_.refuse(fmt::format("{} is {}; allowed: above 0, up to 1", key(name), epsilon));
   config.norm_epsilon = static_cast<float>(epsilon);
 }
 
@@ -194,7 +213,9 @@ void Keys::refuse_unknown_scaling() const {
   const std::string prefix = key("rope.scaling.");
   for (const std::string_view name : file_.keys()) {
     if (!name.starts_with(prefix)) continue;
-    if (std::ranges::find(kScalingKeys, name.substr(prefix.size())) != kScalingKeys.end()) continue;
+    const std::string_view own = name.substr(prefix.size());
+    if (std::ranges::find(kScalingKeys, own) != kScalingKeys.end()) continue;
+    if (asked_.contains(fmt::format("rope.scaling.{}", own))) continue;
     if (file_.replaced(name)) continue;  // what says it knows what is allowed
     file_.refuse(fmt::format("{} is not supported", quoted(name)));
   }
@@ -219,7 +240,6 @@ void Keys::refuse_unused_scaling(std::string_view kind) const {
 /// there; rope.scale_linear is the factor where the new key is missing; attn_factor multiplies the magnitude of every
 /// type. (It reads neither YaRN's betas nor its other factors for them; the betas are honoured here.)
 RopeScaling Keys::scaling(const ModelConfig& config) const {
-  refuse_unknown_scaling();
   RopeScaling scaling;
   const char* const factor =
       !file_.has(key(kFactor)) && file_.has(key("rope.scale_linear")) ? "rope.scale_linear" : kFactor;
@@ -267,6 +287,11 @@ void Keys::read_experts(ModelConfig& config) const {
   if (config.experts == 0) return;
   config.experts_used = file_.integer(key("expert_used_count"), 1, config.experts);
   config.feed_forward = integer_or("expert_feed_forward_length", 1, kMaxWidth, config.feed_forward);
+}
+
+void Keys::read_shared_expert(ModelConfig& config, std::int64_t fallback) const {
+  if (config.experts == 0) return;
+  config.shared_feed_forward = integer_or("expert_shared_feed_forward_length", 1, kMaxWidth, fallback);
 }
 
 void Keys::read_long_rope(ModelConfig& config) const {
@@ -323,6 +348,18 @@ RopeFrequencies Keys::rotation(const ModelConfig& config, std::string_view base,
     file_.refuse(fmt::format("{} is {}; allowed: above 1 with YaRN", spoken(base), number_text(theta)));
   }
   return rope_frequencies(2 * pairs, theta, rope_divisors("rope_freqs.weight", pairs), how);
+}
+
+double Keys::yarn_magnitude(const ModelConfig& config, double multiplier) const {
+  const RopeScaling how = scaling(config);
+  return how.kind == RopeScaling::Kind::yarn ? 1.0 + 0.1 * multiplier * std::log(how.factor) : 1.0;
+}
+
+void Keys::read_temperature(ModelConfig& config) const {
+  config.temperature_scale = positive_or_none("attention.temperature_scale");
+  config.temperature_length = integer_or(
+      "attention.temperature_length", 1, kMaxTokens,
+      file_.integer_or(key("rope.scaling.original_context_length"), 1, kMaxTokens, config.context));
 }
 
 void Keys::read_vocabulary(ModelConfig& config) const {

@@ -24,24 +24,35 @@ class Keys {
   [[nodiscard]] bool has(std::string_view name) const { return file_.has(key(name)); }
   [[nodiscard]] std::int64_t integer_or(std::string_view name, std::int64_t min, std::int64_t max,
                                         std::int64_t fallback) const;
+  [[nodiscard]] std::int64_t integer(std::string_view name, std::int64_t min, std::int64_t max) const;
+  [[nodiscard]] bool boolean_or(std::string_view name, bool fallback) const;
   /// Above 0 and finite, as a float, too. Where `fallback` is 0, the key must be there.
   [[nodiscard]] double positive(std::string_view name, double fallback) const;
   /// The same, or 0 where the key is not there.
   [[nodiscard]] double positive_or_none(std::string_view name) const;
 
-  /// What every architecture has: sizes, epsilon, vocabulary, the rotation of the usual keys, and layers of it.
+  /// What every architecture has: sizes, vocabulary, the rotation of the usual keys, and layers of it.
   void read_common(ModelConfig& config) const;
+  /// That of the norm that the model has.
+  void read_epsilon(ModelConfig& config) const;
   /// The rotation over the model's rotated dimensions by the base under this key; `scaled`: with the scaling that the file
   /// says (Llama 3's divisors, linear, YaRN, this between `whole_pairs`).
   [[nodiscard]] RopeFrequencies rotation(const ModelConfig& config, std::string_view base, double fallback,
                                          bool scaled, bool whole_pairs = true) const;
+  /// What YaRN sharpens attention by, 1 + 0.1 m ln s; 1 where the file does not ask for YaRN.
+  [[nodiscard]] double yarn_magnitude(const ModelConfig& config, double multiplier) const;
+  /// attention.temperature_scale, and as its length attention.temperature_length, or else the original context.
+  void read_temperature(ModelConfig& config) const;
   static constexpr std::int64_t kEveryLayer = 0;
   /// Windows of attention.sliding_window in all layers but every `period`th (kEveryLayer: in all), or as
-  /// attention.sliding_window_pattern says: another period, or for each layer whether it has one.
-  void read_windows(ModelConfig& config, std::int64_t period) const;
+  /// attention.sliding_window_pattern says: another period, or for each layer whether it has one. Returns for which it says
+  /// so, windows that hold the whole context among them.
+  std::vector<bool> read_windows(ModelConfig& config, std::int64_t period) const;
   /// Experts in all layers: expert_count, expert_used_count, and their width from expert_feed_forward_length where it is
   /// there. Nothing where the count is 0.
   void read_experts(ModelConfig& config) const;
+  /// The width of an expert that all rows take, in a model with experts.
+  void read_shared_expert(ModelConfig& config, std::int64_t fallback) const;
   /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
   /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
   void read_long_rope(ModelConfig& config) const;

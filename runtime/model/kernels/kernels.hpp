@@ -17,6 +17,10 @@ struct Kernels {
   /// The same, rounded to BF16.
   void (*rms_norm_bf16)(const float* x, const float* weight, std::int64_t n, float epsilon,
                         std::uint16_t* out);
+  /// LayerNorm (Ba et al., 2016) without a bias: RMSNorm of x - mean(x).
+  void (*layer_norm)(const float* x, const float* weight, std::int64_t n, float epsilon, float* out);
+  void (*layer_norm_bf16)(const float* x, const float* weight, std::int64_t n, float epsilon,
+                          std::uint16_t* out);
   /// sum[i] += RMSNorm of x, as above.
   void (*add_rms_norm)(const float* x, const float* weight, std::int64_t n, float epsilon, float* sum);
   /// SwiGLU (Shazeer, 2020): out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]; x has kGateRows gates, as many ups, and so on, n
