@@ -53,6 +53,29 @@ MadeSizes possible(MadeSizes sizes) {
   return sizes;
 }
 
+std::vector<double> frequencies(std::int64_t rotated, double theta, double factor) {
+  std::vector<double> inverse;
+  for (std::int64_t i = 0; i < rotated / 2; ++i) {
+    inverse.push_back(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(rotated)) / factor);
+  }
+  return inverse;
+}
+
+/// What all architectures have.
+TransformerShape shape_of(const MadeSizes& sizes) {
+  TransformerShape shape;
+  shape.heads = sizes.heads;
+  shape.heads_kv = sizes.heads_kv;
+  shape.d_head = sizes.d_head;
+  shape.d_value = sizes.d_value;
+  shape.norm_epsilon = static_cast<double>(1e-6F);
+  constexpr const char* kAdjacent[] = {"llama", "granite", "cohere2", "mistral3", "deepseek2"};
+  if (std::ranges::find(kAdjacent, sizes.architecture) != std::end(kAdjacent))
+    shape.layout = RopeLayout::adjacent_pairs;
+  shape.inverse_frequencies = frequencies(sizes.rotated, sizes.theta, sizes.rope_factor);
+  return shape;
+}
+
 /// Rows [first, first + count) of each `period` of them.
 Matrix some_rows(const Matrix& all, std::int64_t period, std::int64_t first, std::int64_t count) {
   Matrix some = {0, all.columns, {}};
@@ -90,20 +113,7 @@ MadeModel::MadeModel(const MadeSizes& wanted) : sizes_(possible(wanted)) {
     builder_.add_text(a + "rope.scaling.type", "linear");
     builder_.add(a + "rope.scaling.factor", kF32, static_cast<float>(sizes.rope_factor));
   }
-  shape_.heads = sizes.heads;
-  shape_.heads_kv = sizes.heads_kv;
-  shape_.d_head = sizes.d_head;
-  shape_.d_value = sizes.d_value;
-  shape_.norm_epsilon = static_cast<double>(1e-6F);
-  shape_.layout = cohere || latent || sizes.architecture == "llama" || sizes.architecture == "granite" ||
-                          sizes.architecture == "mistral3"
-                      ? RopeLayout::adjacent_pairs
-                      : RopeLayout::split_halves;
-  for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
-    shape_.inverse_frequencies.push_back(
-        std::pow(sizes.theta, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)) /
-        sizes.rope_factor);
-  }
+  shape_ = shape_of(sizes);
   if (sizes.architecture == "gemma3") describe_gemma3();
   if (sizes.architecture == "granite") describe_granite();
   if (cohere) describe_cohere2();
@@ -123,10 +133,7 @@ MadeModel::MadeModel(const MadeSizes& wanted) : sizes_(possible(wanted)) {
     if ((oss || cohere || sizes.architecture == "gemma3") && l % 2 == 0) layer.window = sizes.window;
     layer.rotated = !cohere || l % 2 == 0;
     if (sizes.architecture == "gemma3" && l % 2 == 0) {
-      for (std::int64_t i = 0; i < sizes.rotated / 2; ++i) {
-        layer.inverse_frequencies.push_back(
-            std::pow(5000.0, -2.0 * static_cast<double>(i) / static_cast<double>(sizes.rotated)));
-      }
+      layer.inverse_frequencies = frequencies(sizes.rotated, 5000.0, 1);
     }
     if (sizes.architecture == "qwen2" || oss) {
       const auto bias = [&](char of, const char* name, std::int64_t width) {

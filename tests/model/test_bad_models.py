@@ -146,7 +146,8 @@ class BadModels(Refusals):
         for architecture, tensor in (("qwen2moe", "blk.1.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.0.ffn_up_shexp.weight"),
                                      ("deepseek2", "blk.1.ffn_down_shexp.weight"), ("deepseek2", "blk.0.attn_v_b.weight")):
             whole = (folder / f"{architecture}.gguf").read_bytes()
-            self.refuse(whole.replace(tensor.encode(), tensor.replace("weight", "weighs").encode()), f"tensor '{tensor}' is missing")
+            path = self.put(whole.replace(tensor.encode(), tensor.replace("weight", "weighs").encode()))
+            self.refused("-m", path, names=f"tensor '{tensor}' is missing", program="info")
 
     def test_tensor_that_is_left_out_of_the_table_alone(self):
         """Its name comes before the gap that it leaves."""

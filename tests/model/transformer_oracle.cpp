@@ -23,8 +23,10 @@ double sum_error(std::size_t n) {
 
 double size_of(const Bounded& x) { return std::abs(x.value) + x.error; }
 
-// RMSNorm: y = w x / sqrt(mean(x^2) + epsilon).
-BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, double epsilon) {
+// RMSNorm: y = w x / sqrt(mean(x^2) + epsilon). `shift`: an error that all elements have in common, where these add up to 0:
+// their squares grow by the square of it.
+BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, double epsilon,
+                    double shift = 0) {
   double squares = 0;
   double squared_errors = 0;
   for (const Bounded& element : x) {
@@ -35,14 +37,16 @@ BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, 
   const double root = std::sqrt(squares / n + epsilon);
   // The root moves by at most |error| / sqrt(n) in the Euclidean norm. Its own roundings: those of the sum, halved by
   // the root, and of a quotient, a sum and the root.
-  const double root_error = std::sqrt(squared_errors / n) + root * (sum_error(x.size()) / 2 + 3 * kUnit);
+  const double own_error = std::sqrt(squared_errors / n);
+  const double shifted = shift * (shift / 2 + own_error) / root;
+  const double root_error = own_error + shifted + root * (sum_error(x.size()) / 2 + 3 * kUnit);
   const double smallest = root - root_error;
   BoundedRow y(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
     y[i].value = weight[i] * x[i].value / root;
-    const double moved = smallest > 0
-                             ? x[i].error / smallest + std::abs(x[i].value) * root_error / (root * smallest)
-                             : std::numeric_limits<double>::infinity();
+    const double moved =
+        smallest > 0 ? (x[i].error + shift) / smallest + std::abs(x[i].value) * root_error / (root * smallest)
+                     : std::numeric_limits<double>::infinity();
     // A reciprocal and two products.
     y[i].error = (std::abs(weight[i]) * moved) * (1 + 4 * kUnit) + 4 * kUnit * std::abs(y[i].value);
   }
@@ -53,20 +57,20 @@ BoundedRow rms_norm(std::span<const Bounded> x, std::span<const double> weight, 
 BoundedRow row_norm(const TransformerShape& shape, std::span<const Bounded> x,
                     std::span<const double> weight) {
   if (!shape.layer_norm) return rms_norm(x, weight, shape.norm_epsilon);
+  // Kernels add in 32 lanes: no element goes through more sums than its lane has elements, and those of the lanes.
+  const double sums = static_cast<double>(x.size()) / 32 + 6;
   Bounded mean;
   for (const Bounded& element : x) {
     mean.value += element.value / static_cast<double>(x.size());
     // The sum, and a quotient.
-    mean.error +=
-        (element.error + (sum_error(x.size()) + kUnit) * size_of(element)) / static_cast<double>(x.size());
+    mean.error += (element.error + (sums + 1) * kUnit * size_of(element)) / static_cast<double>(x.size());
   }
   BoundedRow centred(x.begin(), x.end());
   for (Bounded& element : centred) {
     element.value -= mean.value;
-    element.error += mean.error;
-    element.error += kUnit * size_of(element);
+    element.error += kUnit * (size_of(element) + mean.error);
   }
-  return rms_norm(centred, weight, shape.norm_epsilon);
+  return rms_norm(centred, weight, shape.norm_epsilon, mean.error);
 }
 
 // y = W x (+ b).

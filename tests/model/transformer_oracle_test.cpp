@@ -31,34 +31,35 @@ struct Row {
 double adding(double n) { return (n < 64 ? n : 8 * std::sqrt(n)) * u; }
 
 /// A sum of all and a quotient; a difference.
-Row without_mean(Row x) {
+std::pair<Row, double> without_mean(Row x) {
   const auto n = static_cast<double>(x.size());
   double mean = 0;
   double moved = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     mean += x.v[i] / n;
-    moved += (x.e[i] + (adding(n) + u) * x.most(i)) / n;
+    moved += (x.e[i] + (n / 32 + 7) * u * x.most(i)) / n;
   }
   for (std::size_t i = 0; i < x.size(); ++i) {
     x.v[i] -= mean;
-    x.e[i] += moved;
-    x.e[i] += u * x.most(i);
+    x.e[i] += u * (x.most(i) + moved);
   }
-  return x;
+  return {x, moved};
 }
 
-Row normed(const Row& x, const std::vector<double>& w, double epsilon) {
+/// `shift`: by how much all elements together may be off, in the direction in which their squares do not change.
+Row normed(const Row& x, const std::vector<double>& w, double epsilon, double shift = 0) {
   const auto n = static_cast<double>(x.size());
   double mean = epsilon;
   double moved = 0;
   for (std::size_t i = 0; i < x.size(); ++i) mean += x.v[i] * x.v[i] / n, moved += x.e[i] * x.e[i] / n;
   const double rms = std::sqrt(mean);
-  const double rms_error = std::sqrt(moved) + rms * (0.5 * adding(n) + 3 * u);
+  const double rms_error =
+      std::sqrt(moved) + shift * (std::sqrt(moved) + 0.5 * shift) / rms + rms * (0.5 * adding(n) + 3 * u);
   Row y(x.size());
   for (std::size_t i = 0; i < x.size(); ++i) {
     y.v[i] = w[i] * x.v[i] / rms;
     // |x'/r' - x/r| <= |x' - x| / r' + |x| |r' - r| / (r r'), then a reciprocal and two products.
-    const double quotient = (x.e[i] + std::fabs(x.v[i]) * rms_error / rms) / (rms - rms_error);
+    const double quotient = (x.e[i] + shift + std::fabs(x.v[i]) * rms_error / rms) / (rms - rms_error);
     y.e[i] = std::fabs(w[i]) * quotient * (1 + 4 * u) + std::fabs(y.v[i]) * 4 * u;
   }
   return y;
@@ -300,8 +301,9 @@ TEST_P(TransformerReference, Logits) {
   own.norm_epsilon = 0.5;
   expect_same(transformer_logits(own, last, norm, head), times(head, {}, normed(Row(last), norm, 0.5)));
   own.layer_norm = true;
+  const auto centred = without_mean(Row(last));
   expect_same(transformer_logits(own, last, norm, head),
-              times(head, {}, normed(without_mean(Row(last)), norm, 0.5)));
+              times(head, {}, normed(centred.first, norm, 0.5, centred.second)));
 }
 
 TEST_P(TransformerReference, ARowThatMayBeZeroHasNoBound) {
