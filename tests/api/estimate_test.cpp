@@ -170,17 +170,15 @@ TEST_P(EstimateOf, NUM_5_RefusesWhatOpenRefuses) {
   expect_refused(shape, small_options());
 }
 
-// Sizes that are allowed one by one, and whose bytes 64 bits do not count: of rows, of scores.
+// Sizes that are allowed one by one, and whose bytes 64 bits do not count: of rows; of scores, where they are formed.
 TEST_P(EstimateSizes, NUM_5_RefusesWhatCannotBeCounted) {
   for (const Shape& large : {Shape{kMostExtent, kMostExtent, kMostExtent, kMostExtent, kMostExtent, kMost},
                              Shape{1, kMostExtent, kMostExtent, kMostExtent, kMostExtent, kMost},
                              Shape{kMostExtent, kMostExtent, 1, 1, 1, kMost}}) {
-    for (const Select select : {Select::h2o, Select::blocks}) {
-      Options options;
-      options.select = select;
-      options.dense = select == Select::blocks;
-      expect_refused(large, options);
-    }
+    expect_refused(large, Options{});
+    Options dense;
+    dense.dense = true;
+    if (large.d_head > 1) expect_refused(large, dense);
   }
 }
 

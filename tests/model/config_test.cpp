@@ -334,7 +334,10 @@ TEST(ModelConfig, WindowsOfLayers) {
     tiny.architecture = "gemma3";
     tiny.context = context;
     tiny.more_metadata = [](Builder& b) { b.add("gemma3.attention.sliding_window", kU32, 100U); };
-    EXPECT_EQ(config_of(tiny).windowed_layers(), context > 100 ? 2 : 0) << context;
+    const ModelConfig config = config_of(tiny);
+    EXPECT_EQ(config.windowed_layers(), context > 100 ? 2 : 0) << context;
+    // A window that holds the context changes nothing else.
+    for (const LayerSpec& layer : config.layer_specs) EXPECT_EQ(layer.rotation, 1) << context;
   }
 }
 

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <vector>
 
 #include "runtime/model/architecture/architecture.hpp"
 
@@ -18,11 +19,10 @@ void describe_gemma3(const Keys& keys, ModelConfig& config) {
   if (config.layers == kLayersOf27B) {
     config.attention_scale = std::sqrt(static_cast<double>(config.heads) / static_cast<double>(config.width));
   }
-  keys.read_windows(config, 6);
-  if (config.windowed_layers() == 0) return;
+  const std::vector<bool> windowed = keys.read_windows(config, 6);
   constexpr double kBaseOfWindows = 10000.0;
   config.rotations.push_back(keys.rotation(config, "rope.freq_base_swa", kBaseOfWindows, false));
-  for (LayerSpec& layer : config.layer_specs) layer.rotation = layer.window > 0 ? 1 : 0;
+  for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].rotation = windowed[i] ? 1 : 0;
 }
 
 }  // namespace headwater::runtime
