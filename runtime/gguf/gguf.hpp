@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/gguf/metadata.hpp"
+#include "runtime/gguf/replacement.hpp"
 #include "runtime/gguf/tensor_type.hpp"
 
 namespace headwater::runtime {

@@ -7,10 +7,10 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <variant>
 #include <vector>
 
 #include "runtime/gguf/reader.hpp"
+#include "runtime/gguf/replacement.hpp"
 
 namespace headwater::runtime {
 
@@ -38,13 +38,6 @@ struct MetadataEntry {
   bool is_array = false;
   std::uint64_t count = 1;            ///< elements
   std::span<const std::byte> values;  ///< all elements, as stored
-};
-
-/// A value in place of the file's, or beside what it has.
-struct Replacement {
-  std::string key;
-  std::variant<std::string, float, std::int64_t> value;  ///< becomes STRING, FLOAT32 or INT64
-  std::string source;  ///< what said so, a flag: refusals name it for the key
 };
 
 /// The key-value part of a file. Views into it: the file's bytes must outlive it. The getters are GgufFile's; see there.
