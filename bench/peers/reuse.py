@@ -8,8 +8,8 @@ the same over the four digits of a code that the new paragraph (or the document 
 at the end asks for. `report` prints means and standard errors over the texts. The second document of a swap is the next
 text. Attention is dense, in F32. Texts are plain or .gz, and SKIP characters are left out at their beginning.
 
-Needs the PyPI packages torch, transformers and gguf and a model of the Llama architecture (`./dev model smollm2`). A text
-of 3200 tokens takes minutes on one core. docs/notes/reuse.md has what came out.
+Needs the PyPI packages torch, transformers, gguf and accelerate and a model of the Llama architecture (`./dev model
+smollm2`). A text takes two minutes of one core. docs/notes/reuse.md has what came out.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import json
 import pathlib
 import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +32,6 @@ BLOCK = 512                     # queries at a time
 FACT = "The access code of the Marlow laboratory is {}.\n"
 QUESTION = "\n\nQuestion: What is the access code of the Marlow laboratory?\nAnswer: " + FACT
 CODE = "7260"
-SHARES, PROBED = (.05, .1, .2, .4), (.2,)
 
 
 class Model:
@@ -125,13 +123,13 @@ def chosen(kind, share, kept, apart):
     return sorted(found)
 
 
-def trials(model, change, before, cold, kinds):
+def trials(model, change, before, cold, kinds, shares):
     """(choice, share, rows) of a change; cold are the exact rows, before those of the old prompt."""
     warm = cold.clone()  # rows before the change and of the new paragraph are exact
     for old, new, n in change.kept:
         warm[0, :, :, new:new + n] = model.rotate(before[0, :, :, old:old + n], torch.full((n,), new - old))
         warm[1, :, :, new:new + n] = before[1, :, :, old:old + n]
-    # A layer's keys and values are those of its words in layer 0: rotation is all that changes them.
+    # Keys and values of layer 0 are those of the words alone, so there the rotation is checked.
     assert (warm[:, 0] - cold[:, 0]).abs().max() < 1e-3 * cold[:, 0].abs().max()
     yield "none", 0., warm
     for layers in (len(model.layers) // 3, 2 * len(model.layers) // 3):
@@ -141,7 +139,6 @@ def trials(model, change, before, cold, kinds):
     apart = {"values": (warm[1, 1] - cold[1, 1]).pow(2).sum((0, 2)),
              "oracle": ((warm - cold).pow(2).sum((2, 4)) / cold.pow(2).sum((2, 4))).sum((0, 1))}
     for kind in kinds:
-        shares = SHARES if kind == "values" or (kind == "first" and len(change.kept) == 1) else PROBED
         for share in shares:
             rows = warm.clone()
             if kind == "values":  # layer 0 has run for all, which gives the keys and values of layer 1
@@ -168,25 +165,24 @@ def run(options):
                 sys.exit(f"reuse: {path}: {len(ids)} tokens; {TOKENS + 800} are needed")
             texts.append((name, hashlib.sha256(data).hexdigest(), ids))
         ids = texts[0][2][:64]
-        error = (model.after(ids, model.empty(0)) - model.whole(torch.tensor([ids])).logits[0].double().log_softmax(-1)).abs().max()
-        assert error < 1e-3, f"transformers' logits are others: {error}"
+        wanted = model.whole(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        assert (model.after(ids, model.empty(0)) - wanted).abs().max() < 1e-3, "transformers' logits are others"
         done = set()
         if pathlib.Path(options.out).exists():
             done = {(row["text"], row["change"]) for row in rows_of(options.out)}
         for i, (name, digest, ids) in enumerate(texts):
             known = {}
             for kind, change in changes(model, ids, texts[(i + 1) % len(texts)][2]):
-                if (name, kind) in done:
+                if (name, kind) in done or kind not in options.changes:
                     continue
-                started = time.monotonic()
-                found = list(measured(model, change, known, options.choices))
+                found = list(measured(model, change, known, options.choices, options.shares))
                 with open(options.out, "a", encoding="utf-8") as out:
                     for row in found:
                         out.write(json.dumps({"text": name, "sha256": digest, "change": kind, **row}) + "\n")
-                print(f"{name}, {kind}: {time.monotonic() - started:.0f} s", flush=True)
+                print(f"{name}, {kind}", flush=True)
 
 
-def measured(model, change, known, kinds):
+def measured(model, change, known, kinds, shares):
     """A row of figures for each trial; known: the rows of old prompts."""
     asked = model.ids(QUESTION.format(CODE))
     last = next(i for i in range(len(asked)) if model.tokenizer.decode(asked[i:]) == CODE + ".\n") + len(CODE)
@@ -199,7 +195,7 @@ def measured(model, change, known, kinds):
     cold = torch.cat([before[:, :, :, :same], model.empty(n - same)], 3)
     model.run(change.new[same:], range(same, n), cold)
     right = {name: model.after(ids, cold)[part] for name, ids, part in tails}
-    for choice, share, rows in [("old prompt", 0., before), *trials(model, change, before, cold, kinds)]:
+    for choice, share, rows in [("old prompt", 0., before), *trials(model, change, before, cold, kinds, shares)]:
         row = {"choice": choice, "share": share, "reused": sum(n for _, _, n in change.kept), "tokens": len(change.new)}
         for name, ids, part in tails:
             got = model.after(ids, rows)[part]
@@ -219,8 +215,8 @@ def report(options):
     groups = collections.defaultdict(list)
     for row in rows_of(options.out):
         groups[row["change"], row["choice"], row["share"]].append(row)
-    print("| change | computed anew | share | texts | KL (se) | same likeliest (se) | KL, code (se) | code found |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| change | computed anew | share | texts | KL (se) | same likeliest (se) | KL, code (se) | largest KL | code found |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for (change, choice, share), rows in groups.items():
         cells = []
         for name in ("kl text", "same text", "kl code"):
@@ -228,7 +224,7 @@ def report(options):
             error = statistics.stdev(values) / len(values)**.5 if len(values) > 1 else float("nan")
             cells.append(f"{statistics.mean(values):.4f} ({error:.4f})")
         print(f"| {change} | {choice} | {share:.2f} | {len(rows)} | {' | '.join(cells)} | "
-              f"{sum(row['found'] for row in rows)} |")
+              f"{max(row['kl text'] for row in rows):.4f} | {sum(row['found'] for row in rows)} |")
 
 
 def main():
@@ -240,7 +236,10 @@ def main():
     command.add_argument("out")
     command.add_argument("texts", nargs="+", metavar="NAME=TEXT[:SKIP]")
     command.add_argument("--threads", type=int, default=1)
-    command.add_argument("--choices", nargs="*", default=["first", "values", "oracle", "uniform", "last"])
+    command.add_argument("--changes", nargs="*", default=["at 10 %", "at 50 %", "swap"])
+    command.add_argument("--choices", nargs="*", default=["first", "values"],
+                         help="of first, last, uniform, values, and oracle: the largest differences in all layers")
+    command.add_argument("--shares", nargs="*", type=float, default=[.05, .1, .2, .4])
     command = commands.add_parser("report")
     command.set_defaults(do=report)
     command.add_argument("out")
