@@ -9,7 +9,7 @@ at the end asks for. `report` prints means and standard errors over the texts. T
 text. Attention is dense, in F32. Texts are plain or .gz, and SKIP characters are left out at their beginning.
 
 Needs the PyPI packages torch, transformers, gguf and accelerate and a model of the Llama architecture (`./dev model
-smollm2`). A text takes two minutes of one core. docs/notes/reuse.md has what came out.
+smollm2`). A text takes two minutes of one core. docs/notes/reuse.md has what `--choices first values oracle` printed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-TOKENS, TAIL = 3072, 128
+TOKENS, TAIL = 3072, 128        # of the edited text, and behind it
 SWAPPED = 1000                  # tokens of each document that changes places
 REPLACED, REPLACING = 100, 140  # tokens of the paragraph that goes and of the one that comes
 BLOCK = 512                     # queries at a time
@@ -103,9 +103,8 @@ def changes(model, ids, other):
         yield name, Change(ids[:TOKENS], ids[:start] + coming + ids[end:TOKENS],
                            [(end, start + len(coming), TOKENS - end)], ids[TOKENS:TOKENS + TAIL])
     head, half = model.ids("Two documents follow.\n"), SWAPPED // 2
-    a = model.ids("\nDocument A\n\n") + ids[:SWAPPED]
+    a, n = model.ids("\nDocument A\n\n") + ids[:SWAPPED], len(head)
     b = model.ids("\nDocument B\n\n") + other[:half] + fact + other[half:SWAPPED]
-    n = len(head)
     yield "swap", Change(head + a + b, head + b + a, [(n + len(a), n, len(b)), (n, n + len(b), len(a))],
                          ids[SWAPPED:SWAPPED + TAIL])
 
@@ -167,9 +166,8 @@ def run(options):
         ids = texts[0][2][:64]
         wanted = model.whole(torch.tensor([ids])).logits[0].double().log_softmax(-1)
         assert (model.after(ids, model.empty(0)) - wanted).abs().max() < 1e-3, "transformers' logits are others"
-        done = set()
-        if pathlib.Path(options.out).exists():
-            done = {(row["text"], row["change"]) for row in rows_of(options.out)}
+        there = rows_of(options.out) if pathlib.Path(options.out).exists() else []
+        done = {(row["text"], row["change"]) for row in there}
         for i, (name, digest, ids) in enumerate(texts):
             known = {}
             for kind, change in changes(model, ids, texts[(i + 1) % len(texts)][2]):
