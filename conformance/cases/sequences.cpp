@@ -529,9 +529,11 @@ void pages_sizes(Context& context) {
   for (const Select rule : rules(engine)) {
     for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
       Problem problem = one_layer(context, rule, type, {2, 64, 1500});
-      problem.options.batch = 512, problem.options.chunk = 256;
+      problem.options.batch = 1024, problem.options.chunk = 512;
       problem.options.local = 64, problem.options.heavy = 128;
-      problem.steps = {Step::prefill(777), Step::decode(5), Step::prefill(600), Step::decode(1)};
+      // The last step has more rows than decode kernels take: dense attention over all pages.
+      problem.steps = {Step::prefill(777), Step::decode(5), Step::prefill(600), Step::decode(1),
+                       Step::decode(100)};
       problem.fill_normal(random);
       const Trace wanted = run(engine, problem);
       for (const std::int64_t page : {256, 768}) {

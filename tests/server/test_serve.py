@@ -221,9 +221,7 @@ class ManyConnections(unittest.TestCase):
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, os_limit)
         with Server("--connections", "1000", "--timeout", "60", before=("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")) as server:
             def connect():
-                one = socket.create_connection((server.host, server.port))
-                one.settimeout(TIMEOUT)
-                return one
+                return socket.create_connection((server.host, server.port), timeout=TIMEOUT)
             silent = [connect() for _ in range(500)]
             for number, one in enumerate(silent):
                 one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n"[:number % 75])
