@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
 FOLDERS = ("optimized", "bindings", "cli", "conformance", "runtime")
 PROGRAMS = ("cli", "api", "runtime")  # test builds of the GoogleTest programs
-TIMEOUT = 120  # seconds; only a hang takes that long
+TIMEOUT = 600  # seconds; only a hang takes that long
 
 
 def planted(faults):
