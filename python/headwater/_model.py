@@ -49,14 +49,15 @@ def _most_tokens(value):
 
 
 class Model(_native.Owner):
-    """A GGUF file of a qwen3, qwen2 or llama model.
+    """A GGUF file of a model; docs/models.md has the architectures.
 
     path: the file (of a split one its first part). projections: "auto", "f32", "bf16" or "int8", the operands of products over
     many tokens. chat_template: how chats are written in place of the file's own template: "chatml", "llama3", or a template
     in Jinja, its text. rope_scaling ("none", "linear" or "yarn"), rope_scale, rope_freq_base, yarn_orig_ctx,
     yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: of the rotary embedding, each in place of what the file says; they are the
     program's flags of these names. `context` stays the file's; a conversation's capacity may be more. Metadata and tokenizer
-    are read now, the weights for the first conversation; all conversations share them. Threads may use a model at once. What is strange in a file and read all the same is a warning.
+    are read now, the weights for the first conversation; all conversations share them. Threads may use a model at once. What
+    is strange in a file and read all the same is a warning.
 
     name, architecture: texts. layers, heads, kv_heads, head_dim, value_dim, width, feed_forward, vocabulary, context, bytes:
     integers. bos, eos: ids, or None. adds_bos: whether a text begins with bos. projections: "f32", "bf16" or "int8".

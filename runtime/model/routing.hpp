@@ -7,7 +7,8 @@
 namespace headwater::runtime {
 
 /// Which rows of a step go to which experts of a layer (Shazeer et al., 2017): of each row to the `used` of the highest
-/// logits, of equals the lower one, weighted by the softmax over these, or over all. A row with a NaN among its logits has weights of NaN.
+/// logits, of equals the lower one, weighted by the softmax over these, or over all. A row with a NaN among its logits has
+/// weights of NaN.
 class Routing {
  public:
   /// One row at an expert.

@@ -467,29 +467,30 @@ float Transformer::temperature(std::int64_t row) const {
 }
 
 void Transformer::norm(const float* from, const std::vector<float>& weight, std::int64_t n) {
+  const std::int64_t width = model_->config().width;
+  norm(from, width, weight, width, normed_, n);
+}
+
+void Transformer::norm(const float* from, std::int64_t apart, const std::vector<float>& weight,
+                       std::int64_t elements, AlignedBuffer& to, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
   const bool by_mean = config.norm == Norm::layer;
   const auto to_floats = by_mean ? loops.layer_norm : loops.rms_norm;
   const auto to_rounded = by_mean ? loops.layer_norm_bf16 : loops.rms_norm_bf16;
-  std::int64_t width = config.width;
+  std::int64_t width = elements;
   if (HEADWATER_SABOTAGE("runtime.norm.first_1024_elements")) width = std::min<std::int64_t>(width, 1024);
   for_each_row(threads_, n, [&](std::int64_t row) {
-    const float* const x = from + row * config.width;
+    const float* const x = from + row * apart;
+    float* const floats = to.floats() + row * elements;
+    auto* const narrow = reinterpret_cast<std::uint16_t*>(to.data()) + row * elements;
     if (weight.empty()) {
-      if (rounded()) {
-        loops.to_bf16(x, width, reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
-      } else {
-        std::copy_n(x, width, normed_.floats() + row * config.width);
-      }
-      return;
+      rounded() ? loops.to_bf16(x, width, narrow) : (void)std::copy_n(x, width, floats);
+    } else if (rounded()) {
+      to_rounded(x, weight.data(), width, config.norm_epsilon, narrow);
+    } else {
+      to_floats(x, weight.data(), width, config.norm_epsilon, floats);
     }
-    if (!rounded()) {
-      to_floats(x, weight.data(), width, config.norm_epsilon, normed_.floats() + row * config.width);
-      return;
-    }
-    to_rounded(x, weight.data(), width, config.norm_epsilon,
-               reinterpret_cast<std::uint16_t*>(normed_.data()) + row * config.width);
   });
 }
 
@@ -523,21 +524,11 @@ void Transformer::add_projected(const Projection& projection, void* x, std::int6
 
 void Transformer::expand_latent(const LayerWeights& layer, std::int64_t n) {
   const ModelConfig& config = model_->config();
-  const Kernels& loops = kernels();
   const std::int64_t width = layer.latent->width();
   const std::int64_t expanded = layer.latent_up->width();
   norm(residual_.floats(), layer.attention_norm, n);  // the product of the queries may have changed the rows
   project(*layer.latent, normed_.data(), n, StoreSink(latent_.floats(), width, {}));
-  for_each_row(threads_, n, [&](std::int64_t row) {
-    const float* const from = latent_.floats() + row * width;
-    if (rounded()) {
-      loops.rms_norm_bf16(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
-                          reinterpret_cast<std::uint16_t*>(latent_normed_.data()) + row * config.latent);
-    } else {
-      loops.rms_norm(from, layer.latent_norm.data(), config.latent, config.norm_epsilon,
-                     latent_normed_.floats() + row * config.latent);
-    }
-  });
+  norm(latent_.floats(), width, layer.latent_norm, config.latent, latent_normed_, n);
   project(*layer.latent_up, latent_normed_.data(), n, StoreSink(expanded_.floats(), expanded, {}));
   const std::int64_t rotated = width - config.latent;
   const std::int64_t plain = config.d_head - rotated;

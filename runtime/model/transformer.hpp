@@ -163,7 +163,11 @@ class Transformer {
   void tabulate_rotations();
   [[nodiscard]] float temperature(std::int64_t row) const;
   void run_layer(std::int64_t layer, std::int64_t n);
+  /// Rows of the residual stream to normed_; without weights they are rounded alone.
   void norm(const float* from, const std::vector<float>& weight, std::int64_t n);
+  /// The same of rows of so many elements that begin `apart` floats from each other.
+  void norm(const float* from, std::int64_t apart, const std::vector<float>& weight, std::int64_t elements,
+            AlignedBuffer& to, std::int64_t n);
   /// x may be other rows afterwards (Projection::multiply).
   void project(const Projection& projection, void* x, std::int64_t n, const TileSink& sink);
   void add_projected(const Projection& projection, void* x, std::int64_t n, const std::vector<float>& bias,

@@ -77,6 +77,15 @@ PrefixCache::Wanted Scheduler::wanted_of(const CompletionRequest& request) const
   return wanted;
 }
 
+PromptRule Scheduler::own_part(PromptRule rule) const {
+  const EffectiveOptions& options = transformer_.options();
+  if (rule == PromptRule{.dense = true} && !options.sparse) return {};
+  if (rule.dense || !options.sparse) return rule;
+  if (rule.select == options.select) rule.select.reset();
+  if (rule.memory == options.memory()) rule.memory.reset();
+  return rule;
+}
+
 std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
   const std::int64_t vocabulary = transformer_.model().config().vocabulary;
@@ -92,6 +101,7 @@ std::shared_ptr<Completion> Scheduler::submit(CompletionRequest request) {
     refuse(fmt::format("top_logprobs is {}; allowed: 0 or more", *request.top_logprobs));
   if (request.dense_tail.value_or(0) < 0)
     refuse(fmt::format("dense_tail is {}; allowed: 0 or more", *request.dense_tail));
+  request.rule = own_part(request.rule);
   if (request.rule != PromptRule{}) {
     if (transformer_.relay() != nullptr)
       refuse("a rule of one request needs a model in one part; allowed: the server's for all requests");

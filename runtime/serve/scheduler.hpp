@@ -108,6 +108,8 @@ class Scheduler {
     Slot* slot = nullptr;  // null: the cache's, where use.tokens > 0
   };
 
+  /// What of a request's rule is not the server's: the cache knows a rule by that.
+  [[nodiscard]] PromptRule own_part(PromptRule rule) const;
   [[nodiscard]] PrefixCache::Wanted wanted_of(const CompletionRequest& request) const;
   [[nodiscard]] std::int64_t tail_of(const CompletionRequest& request) const;
   [[nodiscard]] Source source_of(const PrefixCache::Wanted& wanted) const;

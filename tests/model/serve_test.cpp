@@ -551,6 +551,13 @@ TEST(Scheduler, ARequestMayHaveItsOwnRule) {
     answers.insert(got.logprobs);
   }
   EXPECT_EQ(answers.size(), cases.size());
+  // What is the server's is no rule of its own: the cache has its whole chunks.
+  bench.ask(request(document_and(400, 1)));
+  for (const PromptRule& same : {PromptRule{.select = Select::sketches}, PromptRule{.memory = 24}}) {
+    CompletionRequest asked = request(document_and(400, 2));
+    asked.rule = same;
+    EXPECT_EQ(bench.ask(asked).facts.cached_tokens, 384);
+  }
   const auto refused = [&](const PromptRule& rule, const char* message) {
     CompletionRequest asked = request(document_and(400, 1));
     asked.rule = rule;

@@ -4,9 +4,10 @@
 /// are integers and exact; each is scaled once.
 ///
 /// A vector type V has, for 32 words of 16 bits and 16 lanes of sums: Words, Sums; from_i8, from_u8 (32 bytes), halves
-/// (16 bytes: their low nibbles, then their high ones), sixteens (32 bits: 16 where one is set), both (a | b), mask, right<k>, left<k>, minus, zero_sums,
-/// all (32 times the same), add_run (sums + scale * products of neighbours added up), add_runs (the same with a scale for each half), sum_of,
-/// runs (eight floats: unsigned bytes * scale * factors), signed_runs (sixteen: signed bytes, and each factor for two of
+/// (16 bytes: their low nibbles, then their high ones), sixteens (32 bits: 16 where one is set), both (a | b), mask,
+/// right<k>, left<k>, minus, zero_sums, all (32 times the same), add_run (sums + scale * products of neighbours added
+/// up), add_runs (the same with a scale for each half), sum_of, runs (eight floats: unsigned bytes * scale * factors),
+/// signed_runs (sixteen: signed bytes, and each factor for two of
 /// them), dot_runs (eight products added up).
 
 #include "runtime/gguf/kernels/blocks.hpp"

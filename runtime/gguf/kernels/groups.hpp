@@ -179,8 +179,8 @@ struct Q6KGroup {
 };
 
 /// Four lines as stored, a scale and a minimum of a run in each byte, 16 rows one after the other; 16 x f16 scales of
-/// scales, 16 x f16 of minima; eight lines for pairs 0 and 1, eight for 2 and 3. From the lowest on a byte has two bits each of the first
-/// and of the second run of the even pair, then those of the odd one.
+/// scales, 16 x f16 of minima; eight lines for pairs 0 and 1, eight for 2 and 3. From the lowest on a byte has two bits
+/// each of the first and of the second run of the even pair, then those of the odd one.
 struct Q2KGroup {
   using Block = Q2K;
   static constexpr int kElements = 256;
@@ -194,9 +194,10 @@ struct Q2KGroup {
   static constexpr int codes_at(int pair, int j) { return kLines + kLine * (kRunLines * (pair / 2) + j); }
 };
 
-/// Three lines of six bits as those of Q4KGroup, for scales of runs of 16; lines of pairs 0 and 1, each behind a line of bits for all
-/// pairs, then those of pairs 2 and 3, all as those of Q2KGroup. Turned left by turn(p) in each 32 bits, a line of bits has the third bit of the first
-/// run's codes in bit 2 of each byte, and that of the second run's in bit 4. Scales of scales as those of Q6KGroup.
+/// Three lines of six bits as those of Q4KGroup, for scales of runs of 16; lines of pairs 0 and 1, each behind a line of
+/// bits for all pairs, then those of pairs 2 and 3, all as those of Q2KGroup. Turned left by turn(p) in each 32 bits, a
+/// line of bits has the third bit of the first run's codes in bit 2 of each byte, and that of the second run's in bit 4.
+/// Scales of scales as those of Q6KGroup.
 struct Q3KGroup {
   using Block = Q3K;
   static constexpr int kElements = 256;

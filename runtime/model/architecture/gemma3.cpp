@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -20,6 +21,7 @@ void describe_gemma3(const Keys& keys, ModelConfig& config) {
     config.attention_scale = std::sqrt(static_cast<double>(config.heads) / static_cast<double>(config.width));
   }
   const std::vector<bool> windowed = keys.read_windows(config, 6);
+  if (std::ranges::find(windowed, true) == windowed.end()) return;
   constexpr double kBaseOfWindows = 10000.0;
   config.rotations.push_back(keys.rotation(config, "rope.freq_base_swa", kBaseOfWindows, false));
   for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].rotation = windowed[i] ? 1 : 0;

@@ -26,7 +26,7 @@ struct Bf16Segment {
       nullptr;  ///< [n_keys][d], rows `key_stride` elements apart, and readable up to a
                 ///< whole tile
   const std::uint16_t* const* tiles =
-      nullptr;  ///< not null: where each kKeyTile of the keys begin, in place of `keys`
+      nullptr;  ///< not null: where each kKeyTile of the keys begins, in place of `keys`
   const std::uint16_t* next =
       nullptr;  ///< what is read after key 0 and may be prefetched; null: nothing is known
   std::int64_t key_stride = 0;
