@@ -29,6 +29,13 @@ struct PassBlock {
   std::span<PrefetchRows> prefetch = {};  ///< of the caller's memory, on the way
 };
 
+/// Rows of a query head at the positions [begin, end).
+struct HeadRows {
+  std::int64_t head;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
 /// Elements of a row that may not be 0, and of the whole row.
 struct RowWidth {
   std::int64_t used;
@@ -83,10 +90,12 @@ class Arithmetic {
 
   /// Keys and values of positions [0, end), as attend_context() reads them. Not from several threads.
   virtual void prepare_context(const LayerCall& call, std::int64_t end) = 0;
-  /// Causal attention of the rows [begin, end), within one run of kGroupRows positions, to all keys: stores outputs with
-  /// call.store_row and log-sum-exps with call.store_lse.
-  virtual void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
-                              const LseRows& lse, int thread) = 0;
+  /// Whether rows of several query heads may share a block of attend_context(); else a task has rows of one head.
+  [[nodiscard]] virtual bool heads_share_blocks() const = 0;
+  /// Causal attention of at most kGroupRows rows of one KV head to all keys: stores outputs with call.store_row and
+  /// log-sum-exps with call.store_lse. The bits of a row do not depend on the rows beside it.
+  virtual void attend_context(const LayerCall& call, std::span<const HeadRows> rows, const LseRows& lse,
+                              int thread) = 0;
 
   // Decode, whose keys are read as they are stored.
 

@@ -31,7 +31,7 @@ std::int64_t bf16_block_keys(const SessionData& data) {
 
 Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded,
                                  bool copies)
-    : packed(std::max(core::checked_product(kGroupRows, d_padded),
+    : packed(std::max(core::checked_product(kContextBlocks * kBlockRows, d_padded),
                       core::checked_product(kBlockRows, data.summary_width()))),
       keys(copies ? core::checked_product(key_tiles(data.set_width()), kKeyTile, d_padded) : 0),
       key_rows(data.sets_of_query_blocks() ? data.set_width() : 0),
@@ -41,9 +41,9 @@ Bf16Arithmetic::Scratch::Scratch(const SessionData& data, std::int64_t d_padded,
       lanes(core::checked_product(kBlockRows,
                                   data.summary_width() > 0 ? std::max(data.summary_width(), d_padded) : 0)),
       weights(core::checked_product(key_tiles(bf16_block_keys(data)), kTileWeights)),
-      transposed(core::checked_product(kGroupRows, dv_padded)),
+      transposed(core::checked_product(kContextBlocks * kBlockRows, dv_padded)),
       out(core::checked_product(kBlockRows, data.widest.d_value)),
-      softmax(kGroupRows / kBlockRows) {}
+      softmax(kContextBlocks) {}
 
 std::int64_t Bf16Arithmetic::Scratch::bytes() const {
   return packed.bytes() + keys.bytes() + key_rows.bytes() + tiles.bytes() + border.bytes() + values.bytes() +
@@ -312,81 +312,182 @@ void Bf16Arithmetic::prepare_context(const LayerCall& call, std::int64_t end) {
       Workers::Asks::at_start);
 }
 
-void Bf16Arithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
-                                    std::int64_t end, const LseRows& lse, int thread) {
-  Scratch& scratch = of(thread);
-  const std::int64_t dv = data_.shape.d_value;
-  // Blocks end at multiples of kBlockRows, and so at ends of tiles: every row finds its own key, and thus an anchor, in
-  // the first tile that its block computes.
-  const auto index_of = [&](std::int64_t row) { return row / kBlockRows - begin / kBlockRows; };
-  const auto next = [&](std::int64_t row) {
-    return std::min(row / kBlockRows * kBlockRows + kBlockRows, end);
-  };
-  const auto block_at = [&](std::int64_t row) {
-    const std::int64_t index = index_of(row);
-    return Bf16Block{kernels_, next(row) - row, binary(call.sink(head)), scratch.softmax.data()[index],
-                     scratch.transposed.data() + index * kBlockRows * dv_padded_};
-  };
-  // Keys [first, last) as the block at `row` sees them.
-  const auto rows_at = [&](std::int64_t first, std::int64_t last) {
-    return packed_rows(call.layer, data_.kv_head(head), first, last - first, first, scratch);
-  };
-  const auto segment_at = [&](std::int64_t row, std::int64_t first, std::int64_t last, const KeyRows& rows) {
-    Bf16Segment part = segment(call, head, rows);
-    part.queries = scratch.packed.data() + index_of(row) * kBlockRows * d_padded_;
-    part.n_keys = std::min(last, row + block_at(row).rows) - first;
-    part.positions = {row, first, nullptr};
-    return part;
-  };
-  const auto add_segment = [&](std::int64_t row, std::int64_t first, std::int64_t last) {
-    if (std::min(last, row + block_at(row).rows) <= first) return;
-    const KeyRows rows = rows_at(first, last);
-    const Bf16Segment part = segment_at(row, first, last, rows);
-    const Bf16Block block = block_at(row);
-    kernels_.softmax_weights(part, block.softmax, scratch.weights.data());
-    block.accumulate(scratch.weights.data(), key_tiles(part.n_keys), rows.values, dv_padded_);
-  };
-  const std::int64_t segments = (end + kBf16SegmentKeys - 1) / kBf16SegmentKeys;
+/// A task of attend_context(). Near its diagonal a row is computed in a block of its head that ends where a tile of keys
+/// does, so that every row finds its own key, and thus an anchor, in the first tile that its block computes. Keys that all
+/// rows see are multiplied by blocks that the rows of several heads share: lanes know nothing of each other.
+class Bf16Arithmetic::Context {
+ public:
+  Context(const Bf16Arithmetic& arithmetic, const LayerCall& call, std::span<const HeadRows> rows,
+          Scratch& scratch)
+      : arithmetic_(arithmetic), call_(call), rows_(rows), scratch_(scratch), first_(rows.front().begin) {
+    for (const HeadRows& some : rows) {
+      lanes_ += some.end - some.begin;
+      first_ = std::min(first_, some.begin);
+      end_ = std::max(end_, some.end);
+    }
+  }
 
-  for (std::int64_t row = begin; row < end; row = next(row)) {
-    const Bf16Block block = block_at(row);
-    load_queries(kernels_, call.q, row - call.base(), block.rows, head, data_.shape.d_head,
-                 scratch.packed.data() + index_of(row) * kBlockRows * d_padded_);
-    block.start();
-  }
-  // Segments outside, from the last, which holds the anchors; blocks inside, while its rows are in the cache.
-  const bool lost = HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") ||
-                    (end > 4096 && HEADWATER_SABOTAGE("cpu.bf16.dense_oldest_segment_beyond_4096"));
-  const std::int64_t first_segment = lost && segments > 1 ? 1 : 0;
-  for (std::int64_t s = segments; s-- > first_segment;) {
-    for (std::int64_t row = begin; row < end; row = next(row)) {
-      add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
-    }
-  }
-  for (std::int64_t row = begin; row < end; row = next(row)) {
-    const Bf16Block block = block_at(row);
-    if (const std::uint32_t failed = block.finish(dv, scratch.out.data()); failed != 0) {
-      alignas(64) float highest[kBlockRows];
-      std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
-      for (std::int64_t first = 0; first < end; first += kBf16SegmentKeys) {
-        const std::int64_t last = std::min(first + kBf16SegmentKeys, end);
-        if (std::min(last, row + block.rows) <= first) continue;
-        kernels_.raise_to_highest(segment_at(row, first, last, rows_at(first, last)), highest);
+  void run(const LseRows& lse) {
+    const std::int64_t shared = first_ / kBf16SegmentKeys;  // segments that all rows see
+    const std::int64_t segments = (end_ + kBf16SegmentKeys - 1) / kBf16SegmentKeys;
+    const bool lost = HEADWATER_SABOTAGE("cpu.bf16.dense_first_segment") ||
+                      (end_ > 4096 && HEADWATER_SABOTAGE("cpu.bf16.dense_oldest_segment_beyond_4096"));
+    const std::int64_t oldest = lost && segments > 1 ? 1 : 0;
+    for_blocks([&](const Block& block, std::int64_t lane) {
+      load(block);
+      of(block).start();
+      for (std::int64_t s = segments; s-- > std::max(shared, oldest);) add_segment(block, s);
+      if (block.index == kApart) move(lane, block.rows.end - block.rows.begin, false);
+    });
+    // Segments outside, from the last; blocks inside, while its rows are in the cache.
+    for (std::int64_t s = shared; s-- > oldest;) {
+      for (std::int64_t lane = 0; lane < lanes_; lane += kBlockRows) {
+        const HeadRows together{rows_.front().head, first_ + lane,
+                                first_ + std::min(lane + kBlockRows, lanes_)};
+        add_segment({lane / kBlockRows, together}, s);
       }
-      block.restart(failed, highest);
-      for (std::int64_t s = segments; s-- > 0;) {
-        add_segment(row, s * kBf16SegmentKeys, std::min((s + 1) * kBf16SegmentKeys, end));
-      }
-      (void)block.finish(dv, scratch.out.data());
     }
-    for (std::int64_t r = 0; r < block.rows; ++r) {
-      call.store_row(row + r, head, scratch.out.data() + r * dv);
-      if (!call.wants_lse()) continue;
-      call.store_lse(lse, row + r, head,
-                     static_cast<float>(std::numbers::ln2 * static_cast<double>(block.softmax.offset[r]) +
-                                        std::log(static_cast<double>(block.softmax.sum[r]))));
+    for_blocks([&](const Block& block, std::int64_t lane) {
+      if (block.index == kApart) move(lane, block.rows.end - block.rows.begin, true);
+      finish(block, segments);
+      store(block, lse);
+    });
+  }
+
+ private:
+  /// At most kBlockRows rows in the block `index` of the working memory.
+  struct Block {
+    std::int64_t index;
+    HeadRows rows;
+  };
+  /// The block for rows that share theirs with others.
+  static constexpr std::int64_t kApart = kContextBlocks - 1;
+
+  /// Calls body(block, lane of its first row among all) for the rows of each head, up to where tiles of keys end.
+  template <class Body>
+  void for_blocks(const Body& body) const {
+    std::int64_t lane = 0;
+    for (const auto& [head, begin, end] : rows_) {
+      for (std::int64_t row = begin; row < end;) {
+        const std::int64_t next = std::min(row / kBlockRows * kBlockRows + kBlockRows, end);
+        const std::int64_t n = next - row;
+        const bool alone = lane % kBlockRows == 0 && (n == kBlockRows || lane + n == lanes_);
+        body(Block{alone ? lane / kBlockRows : kApart, {head, row, next}}, lane);
+        lane += n;
+        row = next;
+      }
     }
   }
+
+  [[nodiscard]] std::uint16_t* queries(std::int64_t index) const {
+    return scratch_.packed.data() + index * kBlockRows * arithmetic_.d_padded_;
+  }
+  [[nodiscard]] Bf16Block of(const Block& block) const {
+    return {arithmetic_.kernels_, block.rows.end - block.rows.begin, binary(call_.sink(block.rows.head)),
+            scratch_.softmax.data()[block.index],
+            scratch_.transposed.data() + block.index * kBlockRows * arithmetic_.dv_padded_};
+  }
+
+  void load(const Block& block) const {
+    load_queries(arithmetic_.kernels_, call_.q, block.rows.begin - call_.base(),
+                 block.rows.end - block.rows.begin, block.rows.head, arithmetic_.data_.shape.d_head,
+                 queries(block.index));
+  }
+
+  /// Calls body(segment, packed values) for the keys of segment s that any row of the block sees.
+  template <class Body>
+  void with_segment(const Block& block, std::int64_t s, const Body& body) const {
+    const std::int64_t first = s * kBf16SegmentKeys;
+    const std::int64_t n = std::min(first + kBf16SegmentKeys, block.rows.end) - first;
+    if (n <= 0) return;
+    const KeyRows keys = arithmetic_.packed_rows(call_.layer, arithmetic_.data_.kv_head(block.rows.head),
+                                                 first, n, first, scratch_);
+    Bf16Segment part = arithmetic_.segment(call_, block.rows.head, keys);
+    part.queries = queries(block.index);
+    part.n_keys = n;
+    part.positions = {block.rows.begin, first, nullptr};
+    body(part, keys.values);
+  }
+
+  void add_segment(const Block& block, std::int64_t s) const {
+    with_segment(block, s, [&](const Bf16Segment& part, const std::uint16_t* values) {
+      const Bf16Block attention = of(block);
+      arithmetic_.kernels_.softmax_weights(part, attention.softmax, scratch_.weights.data());
+      attention.accumulate(scratch_.weights.data(), key_tiles(part.n_keys), values, arithmetic_.dv_padded_);
+    });
+  }
+
+  /// n lanes from `lane` on among all, between the blocks that share them and the first lanes of kApart.
+  void move(std::int64_t lane, std::int64_t n, bool back) const {
+    for (std::int64_t done = 0; done < n;) {
+      const std::int64_t index = (lane + done) / kBlockRows;
+      const std::int64_t at = (lane + done) % kBlockRows;
+      const std::int64_t some = std::min(n - done, kBlockRows - at);
+      const auto copy = [&](auto* apart, auto* shared, std::int64_t lines) {
+        constexpr std::int64_t kPerLane = 4 / sizeof(*apart);
+        for (std::int64_t line = 0; line < lines * kBlockRows; line += kBlockRows) {
+          auto* in_apart = apart + (line + done) * kPerLane;
+          auto* in_shared = shared + (line + at) * kPerLane;
+          std::memcpy(back ? in_apart : in_shared, back ? in_shared : in_apart,
+                      static_cast<std::size_t>(4 * some));
+        }
+      };
+      const Block shared{index, {rows_.front().head, first_, first_ + kBlockRows}};
+      const Block apart{kApart, shared.rows};
+      copy(queries(kApart), queries(index), arithmetic_.d_padded_ / 2);
+      copy(of(apart).out, of(shared).out, arithmetic_.dv_padded_);
+      Bf16Softmax& of_apart = of(apart).softmax;
+      Bf16Softmax& of_shared = of(shared).softmax;
+      copy(of_apart.offset, of_shared.offset, 1);
+      copy(of_apart.sum, of_shared.sum, 1);
+      copy(of_apart.rounded, of_shared.rounded, 1);
+      of_shared.anchored = of_shared.has_output = true;
+      done += some;
+    }
+  }
+
+  void finish(const Block& block, std::int64_t segments) const {
+    const Bf16Block attention = of(block);
+    const std::int64_t dv = arithmetic_.data_.shape.d_value;
+    const std::uint32_t failed = attention.finish(dv, scratch_.out.data());
+    if ((failed & ~std::uint32_t{0} >> (kBlockRows - attention.rows)) == 0) return;
+    alignas(64) float highest[kBlockRows];
+    std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
+    for (std::int64_t s = 0; s < segments; ++s) {
+      with_segment(block, s, [&](const Bf16Segment& part, const std::uint16_t*) {
+        arithmetic_.kernels_.raise_to_highest(part, highest);
+      });
+    }
+    attention.restart(failed, highest);
+    for (std::int64_t s = segments; s-- > 0;) add_segment(block, s);
+    (void)attention.finish(dv, scratch_.out.data());
+  }
+
+  void store(const Block& block, const LseRows& lse) const {
+    const auto& [head, begin, end] = block.rows;
+    const Bf16Softmax& softmax = scratch_.softmax.data()[block.index];
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t r = row - begin;
+      call_.store_row(row, head, scratch_.out.data() + r * arithmetic_.data_.shape.d_value);
+      if (!call_.wants_lse()) continue;
+      call_.store_lse(lse, row, head,
+                      static_cast<float>(std::numbers::ln2 * static_cast<double>(softmax.offset[r]) +
+                                         std::log(static_cast<double>(softmax.sum[r]))));
+    }
+  }
+
+  const Bf16Arithmetic& arithmetic_;
+  const LayerCall& call_;
+  std::span<const HeadRows> rows_;
+  Scratch& scratch_;
+  std::int64_t lanes_ = 0;  ///< rows of all heads
+  std::int64_t first_;      ///< the earliest position
+  std::int64_t end_ = 0;    ///< the position after the latest
+};
+
+void Bf16Arithmetic::attend_context(const LayerCall& call, std::span<const HeadRows> rows, const LseRows& lse,
+                                    int thread) {
+  Context(*this, call, rows, of(thread)).run(lse);
 }
 
 void Bf16Arithmetic::load_row(const LayerCall& call, std::int64_t head, std::int64_t position,

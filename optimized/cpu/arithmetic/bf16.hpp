@@ -36,8 +36,10 @@ class Bf16Arithmetic final : public Arithmetic {
   [[nodiscard]] std::int64_t least_rows() const override { return kernels_.least_keys; }
 
   void prepare_context(const LayerCall& call, std::int64_t end) override;
-  void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
-                      const LseRows& lse, int thread) override;
+  /// A slope of ALiBi is the head's own, and counts from the row's position.
+  [[nodiscard]] bool heads_share_blocks() const override { return data_.alibi.empty(); }
+  void attend_context(const LayerCall& call, std::span<const HeadRows> rows, const LseRows& lse,
+                      int thread) override;
 
   void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
                 int thread) override;
@@ -55,13 +57,16 @@ class Bf16Arithmetic final : public Arithmetic {
   };
   /// Most borders of pages in a segment.
   static constexpr std::int64_t kBorders = kBf16SegmentKeys / core::kPageMultiple + 1;
+  class Context;
+  /// Blocks of the rows of a dense task, and one more.
+  static constexpr std::int64_t kContextBlocks = kGroupRows / kBlockRows + 1;
   /// Working memory of one thread.
   struct Scratch {
     Scratch(const SessionData& data, std::int64_t d_padded, std::int64_t dv_padded, bool copies);
     [[nodiscard]] std::int64_t bytes() const;
 
-    core::Buffer<std::uint16_t> packed;           ///< [kGroupRows][d padded] packed query rows, or lanes
-    core::Buffer<std::uint16_t> keys;             ///< [memory, whole tiles][d padded]
+    core::Buffer<std::uint16_t> packed;  ///< [kContextBlocks][kBlockRows][d padded] query rows, or lanes
+    core::Buffer<std::uint16_t> keys;    ///< [memory, whole tiles][d padded]
     core::Buffer<const std::uint16_t*> key_rows;  ///< [memory] those of a set where they are read in place
     core::Buffer<const std::uint16_t*>
         tiles;                            ///< [kBf16SegmentKeys / kKeyTile] of a segment in several pages
@@ -69,9 +74,9 @@ class Bf16Arithmetic final : public Arithmetic {
     core::Buffer<std::uint16_t> values;   ///< [memory tiles][dv padded][kKeyTile]
     core::Buffer<std::uint16_t> lanes;    ///< [kBlockRows][d padded or summary] lanes, or padded rows
     core::Buffer<std::uint16_t> weights;  ///< [tiles of keys][kTileWeights]
-    core::Buffer<float> transposed;       ///< [kGroupRows / kBlockRows][dv padded][kBlockRows]
+    core::Buffer<float> transposed;       ///< [kContextBlocks][dv padded][kBlockRows]
     core::Buffer<float> out;              ///< [kBlockRows][dv] finished outputs
-    core::Buffer<Bf16Softmax> softmax;    ///< [kGroupRows / kBlockRows]
+    core::Buffer<Bf16Softmax> softmax;    ///< [kContextBlocks]
   };
 
   /// Whether the sets' keys, of d elements, are read where they are stored.

@@ -242,8 +242,11 @@ void FloatArithmetic::lane_products(std::span<const RowRun> runs, DType type, co
 
 void FloatArithmetic::prepare_context(const LayerCall& /*call*/, std::int64_t /*end*/) {}
 
-void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin,
-                                     std::int64_t end, const LseRows& lse, int thread) {
+void FloatArithmetic::attend_context(const LayerCall& call, std::span<const HeadRows> rows,
+                                     const LseRows& lse, int thread) {
+  const std::int64_t head = rows.front().head;
+  const std::int64_t begin = rows.front().begin;
+  const std::int64_t end = rows.front().end;
   Scratch& scratch = of(thread);
   const std::int64_t d = data_.shape.d_head;
   const std::int64_t dv = data_.shape.d_value;
@@ -274,14 +277,14 @@ void FloatArithmetic::attend_context(const LayerCall& call, std::int64_t head, s
       oldest_lost ? segment_keys : call.first_visible(begin) / segment_keys * segment_keys;
   for (std::int64_t first = oldest; first < end; first += segment_keys) {
     const std::int64_t last = std::min(first + segment_keys, end);
-    const KeyRows rows = consecutive_rows(call.layer, data_.kv_head(head), first, last - first, scratch);
+    const KeyRows keys = consecutive_rows(call.layer, data_.kv_head(head), first, last - first, scratch);
     for (std::int64_t row = begin; row < end; row += kBlockRows) {
       const FloatBlock block = block_at(row);
       const std::int64_t seen =
           std::max(call.first_visible(row), first) - first;  // by none of the rows before it
       const std::int64_t visible = std::min(last, row + block.rows) - first - seen;
       if (visible <= 0) continue;
-      block.add_keys(rows.keys + seen * d, rows.values + seen * dv, first + seen, visible,
+      block.add_keys(keys.keys + seen * d, keys.values + seen * dv, first + seen, visible,
                      scratch.block.data());
     }
   }

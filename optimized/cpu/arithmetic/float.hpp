@@ -31,8 +31,9 @@ class FloatArithmetic final : public Arithmetic {
   [[nodiscard]] std::int64_t least_rows() const override { return 8; }
 
   void prepare_context(const LayerCall& call, std::int64_t end) override;
-  void attend_context(const LayerCall& call, std::int64_t head, std::int64_t begin, std::int64_t end,
-                      const LseRows& lse, int thread) override;
+  [[nodiscard]] bool heads_share_blocks() const override { return false; }
+  void attend_context(const LayerCall& call, std::span<const HeadRows> rows, const LseRows& lse,
+                      int thread) override;
 
   void load_row(const LayerCall& call, std::int64_t head, std::int64_t position, std::int64_t slot,
                 int thread) override;

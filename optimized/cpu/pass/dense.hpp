@@ -26,6 +26,9 @@ class DensePass {
   /// The log-sum-exps that an observer is shown of a chunk.
   [[nodiscard]] LseRows shown(const Chunk& chunk) { return {lse_.data(), data_.shape.capacity, chunk.begin}; }
   void run_blocks(const LayerCall& call, const LseRows& lse);
+  /// Blocks of a task, where `sets` sets of KV heads have `blocks` blocks each: those whose last turn of the threads ends
+  /// first.
+  [[nodiscard]] std::int64_t few_blocks(std::int64_t blocks, std::int64_t sets) const;
 
   SessionData& data_;
   DecodePass decode_;
