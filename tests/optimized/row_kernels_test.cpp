@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, RowKernels,
                                             ::testing::Values(DType::f32, DType::f16, DType::bf16),
                                             ::testing::Values(1, 2, 3, 7, 16),
                                             ::testing::Values(1, 5, 16, 17, 63, 130),
-                                            ::testing::Values(1, 7, 16, 33, 64, 80)));
+                                            ::testing::Values(1, 7, 16, 33, 64, 80, 128, 144)));
 
 }  // namespace
 }  // namespace headwater::cpu

@@ -22,7 +22,7 @@ inline __m512bh pairs_part(const std::uint16_t* p, std::int64_t n) {
   return (__m512bh)_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), p);
 }
 
-/// row_logit_tile of wide/kernels.hpp in products of pairs.
+/// row_logit_tile of wide/row_kernels.hpp in products of pairs.
 template <int Rows>
 void paired_logit_tile(const std::uint16_t* q, std::int64_t d, const std::uint16_t* keys, std::int64_t n_keys,
                        float scale, float* logits, std::int64_t stride) {
@@ -54,6 +54,27 @@ void paired_logit_tile(const std::uint16_t* q, std::int64_t d, const std::uint16
   store_row_logits<Avx512, Rows>(sums, n_keys, scale, logits, stride);
 }
 
+/// The same for rows of 32 * Steps elements, written out: loops of few turns cost as much as their work.
+template <int Rows, int Steps>
+void short_logit_tile(const std::uint16_t* q, std::int64_t /*d*/, const std::uint16_t* keys,
+                      std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
+  constexpr int kKeys = Avx512::kWidth / Rows;
+  constexpr int kElements = 2 * Avx512::kWidth;
+  __m512 sums[Avx512::kWidth];
+  repeat<kKeys>([&](auto key) {
+    const std::uint16_t* at = keys + least(key, n_keys - 1) * Steps * kElements;
+    repeat<Steps>([&](auto step) {
+      const __m512bh k = pairs(at + step * kElements);
+      repeat<Rows>([&](auto row) {
+        __m512& sum = sums[row * kKeys + key];
+        if (step == 0) sum = Avx512::zero();
+        sum = _mm512_dpbf16_ps(sum, pairs(q + (row * Steps + step) * kElements), k);
+      });
+    });
+  });
+  store_row_logits<Avx512, Rows>(sums, n_keys, scale, logits, stride);
+}
+
 void paired_row_logits(const std::uint16_t* q, std::int64_t rows, std::int64_t d, const std::uint16_t* keys,
                        std::int64_t n_keys, float scale, float* logits, std::int64_t stride) {
   const auto by = [&](auto tile) {
@@ -61,8 +82,14 @@ void paired_row_logits(const std::uint16_t* q, std::int64_t rows, std::int64_t d
       tile(q + row * d, d, keys + key * d, n_keys - key, scale, logits + row * stride + key, stride);
     };
   };
-  for_row_tiles<Avx512>(rows, n_keys, by(paired_logit_tile<4>), by(paired_logit_tile<2>),
-                        by(paired_logit_tile<1>));
+  const auto run = [&](auto tile4, auto tile2, auto tile1) {
+    for_row_tiles<Avx512>(rows, n_keys, by(tile4), by(tile2), by(tile1));
+  };
+  switch (d) {
+    case 64: run(short_logit_tile<4, 2>, short_logit_tile<2, 2>, short_logit_tile<1, 2>); break;
+    case 128: run(short_logit_tile<4, 4>, short_logit_tile<2, 4>, short_logit_tile<1, 4>); break;
+    default: run(paired_logit_tile<4>, paired_logit_tile<2>, paired_logit_tile<1>);
+  }
 }
 
 struct DotProductUnit {

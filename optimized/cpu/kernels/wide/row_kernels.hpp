@@ -69,9 +69,13 @@ inline void store_row_logits(const typename V::Reg (&sums)[V::kWidth], std::int6
   V::add_line_totals(sums, totals);
   float scaled[V::kWidth];
   for (int i = 0; i < V::kWidth; ++i) scaled[i] = static_cast<float>(totals[i]) * scale;
-  const auto bytes = static_cast<std::size_t>(least(kKeys, n_keys)) * sizeof(float);
   for (int row = 0; row < Rows; ++row) {
-    __builtin_memcpy(logits + row * stride, scaled + row * kKeys, bytes);
+    float* to = logits + row * stride;
+    if (n_keys >= kKeys) {  // a copy of known length is a store or two
+      __builtin_memcpy(to, scaled + row * kKeys, kKeys * sizeof(float));
+    } else {
+      __builtin_memcpy(to, scaled + row * kKeys, static_cast<std::size_t>(n_keys) * sizeof(float));
+    }
   }
 }
 
@@ -116,15 +120,6 @@ inline void row_logit_tile(const float* q, std::int64_t d, const unsigned char* 
   store_row_logits<V, Rows>(sums, n_keys, scale, logits, stride);
 }
 
-/// Rows of a group that share a key tile, the most first: 4, 2, 1.
-template <class Body4, class Body2, class Body1>
-inline void by_rows(std::int64_t rows, const Body4& four, const Body2& two, const Body1& one) {
-  std::int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) four(row);
-  for (; row + 2 <= rows; row += 2) two(row);
-  if (row < rows) one(row);
-}
-
 /// Calls tile(row, key) for the tiles of kWidth / Rows keys of every row, Rows = 4, 2, 1, run by run of keys.
 template <class V, class Tile4, class Tile2, class Tile1>
 inline void for_row_tiles(std::int64_t rows, std::int64_t n_keys, const Tile4& four, const Tile2& two,
@@ -135,10 +130,10 @@ inline void for_row_tiles(std::int64_t rows, std::int64_t n_keys, const Tile4& f
     const auto tiles = [&](const auto& tile, std::int64_t step, std::int64_t row) {
       for (std::int64_t key = first; key < last; key += step) tile(row, key);
     };
-    by_rows(
-        rows, [&](std::int64_t row) { tiles(four, V::kWidth / 4, row); },
-        [&](std::int64_t row) { tiles(two, V::kWidth / 2, row); },
-        [&](std::int64_t row) { tiles(one, V::kWidth, row); });
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) tiles(four, V::kWidth / 4, row);
+    for (; row + 2 <= rows; row += 2) tiles(two, V::kWidth / 2, row);
+    if (row < rows) tiles(one, V::kWidth, row);
   }
 }
 
@@ -221,18 +216,15 @@ void row_value_columns(const float* weights, std::int64_t stride, const unsigned
   constexpr int kMost = V::kAccumulators / 3 / (Rows > 2 ? 2 : 1);  // whole rows of 128 floats for one or two
   std::int64_t column = 0;
   const auto at = [&](std::int64_t c) { return values + c * E::kBytes; };
-  for (; column + kMost * V::kWidth <= dv; column += kMost * V::kWidth) {
-    row_value_tile<V, E, Rows, kMost>(weights, stride, at(column), n_keys, dv, out + column);
-  }
-  constexpr int kUnit = E::kVectors * V::kWidth;
-  for (; column + kUnit <= dv; column += kUnit) {
-    row_value_tile<V, E, Rows, E::kVectors>(weights, stride, at(column), n_keys, dv, out + column);
-  }
-  if constexpr (E::kVectors > 1) {
-    for (; column + V::kWidth <= dv; column += V::kWidth) {
-      row_value_tile<V, E, Rows, 1>(weights, stride, at(column), n_keys, dv, out + column);
-    }
-  }
+  const auto tiles = [&](auto vectors) {
+    for (; column + vectors * V::kWidth <= dv; column += vectors * V::kWidth)
+      row_value_tile<V, E, Rows, vectors>(weights, stride, at(column), n_keys, dv, out + column);
+  };
+  // Few sums wait for each other: tiles as wide as the row allows.
+  tiles(Place<kMost>{});
+  if constexpr (kMost / 2 > E::kVectors) tiles(Place<kMost / 2>{});
+  tiles(Place<E::kVectors>{});
+  if constexpr (E::kVectors > 1) tiles(Place<1>{});
   if (column == dv) return;
   const auto part = static_cast<int>(dv - column);
   for (int row = 0; row < Rows; ++row) {
@@ -255,10 +247,13 @@ void row_values_of(const float* weights, std::int64_t stride, std::int64_t rows,
     const auto run = [&](auto columns, std::int64_t row) {
       columns(weights + row * stride + first, stride, from, n, dv, out + row * dv);
     };
-    by_rows(
-        rows, [&](std::int64_t row) { run(row_value_columns<V, E, 4>, row); },
-        [&](std::int64_t row) { run(row_value_columns<V, E, 2>, row); },
-        [&](std::int64_t row) { run(row_value_columns<V, E, 1>, row); });
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) run(row_value_columns<V, E, 4>, row);
+    switch (rows - row) {
+      case 3: run(row_value_columns<V, E, 3>, row); break;
+      case 2: run(row_value_columns<V, E, 2>, row); break;
+      case 1: run(row_value_columns<V, E, 1>, row); break;
+    }
   }
 }
 
