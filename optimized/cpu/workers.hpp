@@ -78,11 +78,16 @@ class Workers {
   }
 
   /// Tasks of several jobs in one region: body(job, task) for the tasks 0 .. tasks(job) - 1 of each. Tasks of one job are
-  /// of one length, those of several need not be. No interrupt is asked between tasks: a body may ask its job's.
+  /// of one length, those of several need not be. Where there are many, task i of all jobs runs on one thread, so that what
+  /// they read in common is in its cache. No interrupt is asked between tasks: a body may ask its job's.
   template <class Job, class Tasks, class Body>
   void each_of(std::span<const Job> jobs, const Tasks& tasks, const Body& body) {
     std::int64_t n = 0;
-    for (const Job& job : jobs) n += tasks(job);
+    std::int64_t most = 0;
+    for (const Job& job : jobs) {
+      n += tasks(job);
+      most = std::max<std::int64_t>(most, tasks(job));
+    }
     const auto run_task = [&](const Task& task) {
       std::int64_t index = task.index;
       std::size_t job = 0;
@@ -91,6 +96,16 @@ class Workers {
     };
     if (jobs.size() == 1) {
       each(n, run_task, Asks::at_start);
+    } else if (most % threads_ == 0 || most >= 8 * threads_) {
+      const auto run_together = [&](const Task& task) {
+        bool first = task.first;
+        for (const Job& job : jobs) {
+          if (task.index >= tasks(job)) continue;
+          body(job, Task{task.index, task.thread, first});
+          first = false;
+        }
+      };
+      each_in_turn(most, run_together, Asks::at_start);
     } else {
       each_in_turn(n, run_task, Asks::at_start);
     }
