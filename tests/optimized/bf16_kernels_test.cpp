@@ -334,7 +334,7 @@ TEST_P(Bf16Kernels, LOGIT_1_LogitsOfRows) {
 INSTANTIATE_TEST_SUITE_P(Sizes, Bf16Kernels,
                          ::testing::Combine(::testing::Range(0, static_cast<int>(variants().size())),
                                             ::testing::Values(6, 31, 32, 33, 44, 64, 100),
-                                            ::testing::Values(1, 7, 16, 20, 32, 64, 80, 129, 192)));
+                                            ::testing::Values(1, 7, 16, 20, 32, 64, 80, 128, 129, 192)));
 
 }  // namespace
 }  // namespace headwater::cpu
