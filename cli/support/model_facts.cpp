@@ -32,6 +32,45 @@ std::string models_of(const std::string& architecture) {
   return std::string(std::ranges::find(all, architecture, &runtime::Architecture::name)->models);
 }
 
+using Scaling = runtime::RopeScaling::Kind;
+
+const char* name_of(Scaling kind) {
+  switch (kind) {
+    case Scaling::none: return "none";
+    case Scaling::linear: return "linear";
+    case Scaling::yarn: return "yarn";
+  }
+  return "";
+}
+
+/// "base 10000, yarn, 4 times 8192 tokens", of all rotations.
+std::string rotations_text(const runtime::ModelConfig& config) {
+  std::vector<std::string> texts;
+  for (const runtime::RopeFrequencies& rotation : config.rotations) {
+    const runtime::RopeScaling& scaling = rotation.scaling;
+    std::string text = fmt::format("base {}", rotation.base);
+    if (scaling.kind != Scaling::none)
+      text += fmt::format(", {}, {} times", name_of(scaling.kind), scaling.factor);
+    if (scaling.kind == Scaling::yarn) text += fmt::format(" {} tokens", scaling.original_context);
+    texts.push_back(text);
+  }
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+nlohmann::ordered_json rotations_json(const runtime::ModelConfig& config) {
+  auto list = nlohmann::ordered_json::array();
+  for (const runtime::RopeFrequencies& rotation : config.rotations) {
+    nlohmann::ordered_json& json = list.emplace_back();
+    json["base"] = rotation.base;
+    json["scaling"] = name_of(rotation.scaling.kind);
+    json["factor"] = rotation.scaling.factor;
+    const bool yarn = rotation.scaling.kind == Scaling::yarn;
+    json["original_context"] =
+        yarn ? nlohmann::ordered_json(rotation.scaling.original_context) : nlohmann::ordered_json(nullptr);
+  }
+  return list;
+}
+
 }  // namespace
 
 std::string windows_text(const runtime::ModelConfig& config) {
@@ -76,6 +115,7 @@ nlohmann::ordered_json ModelFacts::json() const {
   json["feed_forward"] = config.feed_forward;
   json["vocabulary"] = config.vocabulary;
   json["context"] = config.context;
+  json["rotations"] = rotations_json(config);
   auto& types = json["tensors"] = nlohmann::ordered_json::object();
   for (const auto& [type, count] : types_) types[type] = count;
   json["memory"] = {{"tokens", model_.context()},
@@ -97,6 +137,7 @@ std::string ModelFacts::text() const {
       count_text(config.layers, "layer"), config.width, config.heads, config.heads_kv, config.d_head,
       config.d_value == config.d_head ? "" : fmt::format(" and {}", config.d_value), config.feed_forward);
   text += fmt::format("tokens   vocabulary {}, context {}\n", config.vocabulary, config.context);
+  text += fmt::format("rotation {}\n", rotations_text(config));
   const std::string windows = windows_text(config);
   text += fmt::format("sparse   {}\n", windows.empty() ? "all layers"
                                                        : fmt::format("{} of {} layers; {} and stay exact",

@@ -36,7 +36,7 @@ void blend(RopeFrequencies& frequencies, std::int64_t r, double theta, const Rop
 
 RopeFrequencies rope_frequencies(std::int64_t r, double theta, std::span<const float> divisors,
                                  const RopeScaling& scaling) {
-  RopeFrequencies frequencies{rope_inverse_frequencies(r, theta), scaling.attention_factor};
+  RopeFrequencies frequencies{rope_inverse_frequencies(r, theta), scaling.attention_factor, theta, scaling};
   std::size_t slowed = divisors.size();
   if (HEADWATER_SABOTAGE("runtime.rope.divisors_of_32_pairs")) slowed = std::min<std::size_t>(slowed, 32);
   for (std::size_t i = 0; i < slowed; ++i) {

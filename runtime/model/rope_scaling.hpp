@@ -23,6 +23,8 @@ struct RopeScaling {
 struct RopeFrequencies {
   std::vector<double> inverse;
   double magnitude = 1.0;
+  double base = 0;      ///< theta
+  RopeScaling scaling;  ///< in which these are
 };
 
 /// The inverse frequencies of r rotated dimensions at base theta after `divisors` (empty, or r/2 values of the tensor

@@ -229,6 +229,14 @@ class Rotation(OfCommands):
         self.refused("-m", MODEL, "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="info")
         self.refused("-m", MODEL, "--port", "0", "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="serve")
         self.refused("--rope-scale", "3", names="--rope-scale is of a model; give -m FILE with it", program="info")
+
+    def test_info_says_which_rotation(self):
+        for flags, said, scaling in (((), "base 100000", ("none", 1, None)),
+                                     (("--rope-freq-base", "5e5", "--rope-scale", "2.5"), "base 500000, linear, 2.5 times", ("linear", 2.5, None)),
+                                     ((*YARN, "--yarn-orig-ctx", "64"), "base 100000, yarn, 4 times 64 tokens", ("yarn", 4, 64))):
+            self.assertIn(f"rotation {said}\n", run("info", "-m", MODEL, *flags).stdout.decode())
+            rotation, = json.loads(run("info", "-m", MODEL, *flags, "--json").stdout)["rotations"]
+            self.assertEqual((rotation["scaling"], rotation["factor"], rotation["original_context"]), scaling)
         if "bench" in self.commands:
             self.refused("--random", "qwen3-0.6b", "--rope-scale", "3", names="--rope-scale is of a file", program="bench")
 
