@@ -12,6 +12,7 @@
 #include "cpu/dispatch.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
+#include "headwater/session.hpp"
 
 namespace headwater::cpu {
 namespace {
@@ -87,6 +88,62 @@ TEST(CpuEngines, EveryVariantIsAnEngineOfItsOwnName) {
     }
     EXPECT_EQ(engine(variant.engine).name(), variant.engine);
     EXPECT_EQ(engine(variant.engine).isa(), isa_of(variant));
+  }
+}
+
+// Rows of three heads of 64 over one, dense: a call of few rows packs those of all heads into blocks over the keys that all
+// see, a longer one does not. Finds a row of one of them that is lost, or that meets another row's state.
+TEST(CpuEngines, DenseRowsHaveTheSameBitsInCallsOfAnySize) {
+  constexpr std::int64_t kHeads = 3;
+  constexpr std::int64_t kWidth = 64;
+  constexpr std::int64_t kBefore = 1100;  // more than a segment of keys
+  constexpr std::int64_t kAll = kBefore + 257;
+  std::uint32_t state = 1;
+  std::vector<std::uint16_t> q(kAll * kHeads * kWidth), k(kAll * kWidth), v(kAll * kWidth);
+  for (auto* rows : {&q, &k, &v}) {
+    for (std::uint16_t& bits : *rows) {
+      state = state * 1664525u + 1013904223u;
+      bits = static_cast<std::uint16_t>((state >> 16 & 0x807Fu) |
+                                        (0x3F00u + (state >> 5 & 0x80u)));  // +-.5 .. 2
+    }
+  }
+  const auto attend = [&](Session& session, std::int64_t first, std::int64_t n, std::vector<float>& out) {
+    session.begin(Step::prefill(n));
+    session.attend(
+        0, Rows::token_major(q.data() + first * kHeads * kWidth, DType::bf16, kHeads, kWidth),
+        Rows::token_major(k.data() + first * kWidth, DType::bf16, 1, kWidth),
+        Rows::token_major(v.data() + first * kWidth, DType::bf16, 1, kWidth),
+        MutableRows::token_major(out.data() + first * kHeads * kWidth, DType::f32, kHeads, kWidth));
+    session.end();
+  };
+  for (const Variant& variant : variants()) {
+    if (!variant.missing().empty()) continue;
+    for (const int threads : {1, 2, 3}) {
+      Shape shape;
+      shape.n_layer = 1;
+      shape.n_head = kHeads;
+      shape.n_head_kv = 1;
+      shape.d_head = shape.d_value = kWidth;
+      shape.capacity = kAll;
+      shape.kv_type = DType::bf16;
+      Options options;
+      options.dense = true;
+      options.threads = threads;
+      const auto whole = engine(variant.engine).open(shape, options);
+      std::vector<float> expected(q.size());
+      attend(*whole, 0, kAll, expected);
+      const auto begun = engine(variant.engine).open(shape, options);
+      std::vector<float> got(q.size());
+      attend(*begun, 0, kBefore, got);
+      for (const std::int64_t n : {20, 63, 128, 255, 256, 257}) {
+        attend(*begun->fork(), kBefore, n, got);
+        const auto of = [&](const std::vector<float>& out) {
+          return std::vector<float>(out.begin(), out.begin() + (kBefore + n) * kHeads * kWidth);
+        };
+        EXPECT_TRUE(of(got) == of(expected))
+            << variant.engine << ", " << threads << " threads, " << n << " rows";
+      }
+    }
   }
 }
 
