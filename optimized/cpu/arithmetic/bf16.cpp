@@ -193,6 +193,114 @@ Bf16Segment Bf16Arithmetic::segment(const LayerCall& call, std::int64_t head, co
   return segment;
 }
 
+/// Attention of a block of the sparse pass to keys of its chunk, and to those that the thread's last gather() took.
+class Bf16Arithmetic::Pass {
+ public:
+  Pass(const Bf16Arithmetic& arithmetic, const LayerCall& call, const Window& window, const Chunk& chunk,
+       const PassBlock& block, Scratch& scratch)
+      : arithmetic_(arithmetic),
+        call_(call),
+        chunk_(chunk),
+        block_(block),
+        scratch_(scratch),
+        packed_(arithmetic.packed_row(window, chunk)),
+        attention_{arithmetic.kernels_, block.rows, binary(block.sink), scratch.softmax.data()[0],
+                   scratch.transposed.data()} {}
+
+  BlockResult run() {
+    attention_.start();
+    if (const std::uint32_t failed = attend(); failed != 0) {
+      alignas(64) float highest[kBlockRows];
+      std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
+      for_segments([&](const Bf16Segment& part, const std::uint16_t*, std::int64_t first, std::int64_t) {
+        if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.exact_offset_of_first_segment")) return;
+        kernels().raise_to_highest(part, highest);
+      });
+      attention_.restart(failed, highest);
+      (void)attend();
+    }
+    if (block_.sums) {
+      alignas(64) float factor[kBlockRows];
+      attention_.factors(attention_.softmax.sum, factor);
+      if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block_.rows - 1] = 0.0f;
+      kernels().column_sums(scratch_.weights.data(), block_.own_keys + block_.set.n, factor, block_.sums);
+    }
+    return {attention_.softmax.offset, attention_.softmax.sum};
+  }
+
+ private:
+  [[nodiscard]] const Bf16Table& kernels() const { return arithmetic_.kernels_; }
+
+  /// n keys from the first-th of the chunk, or of the gathered ones.
+  [[nodiscard]] KeyRows rows_from(bool gathered, std::int64_t first, std::int64_t n) const {
+    const std::int64_t d = arithmetic_.d_padded_;
+    std::int64_t from = first;
+    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) from = (first * d & 0xFFFF) / d;
+    if (!gathered) {
+      return arithmetic_.packed_rows(call_.layer, arithmetic_.data_.kv_head(block_.head), chunk_.begin + from,
+                                     n, packed_ + first, scratch_);
+    }
+    const std::uint16_t* values = scratch_.values.data() + first * arithmetic_.dv_padded_;
+    if (arithmetic_.in_place(arithmetic_.data_.shape.d_head)) {
+      return {nullptr, 0, values, scratch_.key_rows.data() + from};
+    }
+    return {scratch_.keys.data() + from * d, d, values};
+  }
+
+  /// Calls body(segment, values, number of its first key, number of all keys of its kind): keys of the chunk, then gathered
+  /// ones, the segments of each in the order of the dense pass, for the same bits (STATE-3).
+  template <class Body>
+  void for_segments(const Body& body) const {
+    for (const bool gathered : {false, true}) {
+      std::int64_t n = gathered ? block_.set.n : block_.own_keys;
+      if (n > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --n;
+      if (n == 0) continue;
+      for (std::int64_t first = (n - 1) / kBf16SegmentKeys * kBf16SegmentKeys; first >= 0;
+           first -= kBf16SegmentKeys) {
+        const std::int64_t some = std::min(kBf16SegmentKeys, n - first);
+        const KeyRows rows = rows_from(gathered, first, some);
+        Bf16Segment part = arithmetic_.segment(call_, block_.head, rows);
+        part.queries = scratch_.packed.data();
+        part.n_keys = some;
+        if (gathered) {
+          part.positions = {block_.row, 0, block_.set.positions + first};
+        } else {
+          part.positions = {block_.row, chunk_.begin + first, nullptr};
+        }
+        if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++part.positions.first_row;
+        part.prefetch = block_.prefetch.data();
+        part.n_prefetch = std::ssize(block_.prefetch);
+        body(part, rows.values, first, n);
+      }
+    }
+  }
+
+  /// All keys, by the offsets that stand. Returns the lanes that need other ones.
+  std::uint32_t attend() const {
+    for_segments(
+        [&](const Bf16Segment& part, const std::uint16_t* values, std::int64_t first, std::int64_t n) {
+          // All weights of a pass stay for its column sums.
+          std::uint16_t* weights = scratch_.weights.data() + first * kBlockRows;
+          kernels().softmax_weights(part, attention_.softmax, weights);
+          const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
+          const bool lost = n >= 768 && first + part.n_keys == n && part.n_keys > kKeyTile &&
+                            HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
+          attention_.accumulate(weights + (swapped ? kTileWeights : 0),
+                                key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), values,
+                                arithmetic_.dv_padded_);
+        });
+    return attention_.finish(arithmetic_.data_.shape.d_value, block_.out);
+  }
+
+  const Bf16Arithmetic& arithmetic_;
+  const LayerCall& call_;
+  const Chunk& chunk_;
+  const PassBlock& block_;
+  Scratch& scratch_;
+  std::int64_t packed_;  ///< where the chunk's packed rows begin
+  Bf16Block attention_;
+};
+
 BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, const Chunk& chunk,
                                    const PassBlock& block, int thread) {
   Scratch& scratch = of(thread);
@@ -200,80 +308,7 @@ BlockResult Bf16Arithmetic::attend(const LayerCall& call, const Window& window, 
     load_queries(kernels_, call.q, block.row - call.base(), block.rows, block.head, data_.shape.d_head,
                  scratch.packed.data());
   }
-  const Bf16Block attention{kernels_, block.rows, binary(block.sink), scratch.softmax.data()[0],
-                            scratch.transposed.data()};
-  const auto rows_from = [&](bool gathered, std::int64_t first, std::int64_t n) {
-    std::int64_t from = first;
-    if (HEADWATER_SABOTAGE("cpu.bf16.key_offset_in_16_bits")) from = (first * d_padded_ & 0xFFFF) / d_padded_;
-    if (!gathered) {
-      return packed_rows(call.layer, data_.kv_head(block.head), chunk.begin + from, n,
-                         packed_row(window, chunk) + first, scratch);
-    }
-    const std::uint16_t* values = scratch.values.data() + first * dv_padded_;
-    if (in_place(data_.shape.d_head)) {
-      return KeyRows{nullptr, 0, values, scratch.key_rows.data() + from};
-    }
-    return KeyRows{scratch.keys.data() + from * d_padded_, d_padded_, values};
-  };
-  // Calls body(segment, values, number of its first key, number of all keys of its kind): keys of the chunk, then gathered
-  // ones, the segments of each in the order of the dense pass, for the same bits (STATE-3).
-  const auto for_segments = [&](const auto& body) {
-    for (const bool gathered : {false, true}) {
-      std::int64_t n = gathered ? block.set.n : block.own_keys;
-      if (n > 1 && HEADWATER_SABOTAGE("cpu.bf16.tail_key_dropped")) --n;
-      if (n == 0) continue;
-      for (std::int64_t first = (n - 1) / kBf16SegmentKeys * kBf16SegmentKeys; first >= 0;
-           first -= kBf16SegmentKeys) {
-        const std::int64_t some = std::min(kBf16SegmentKeys, n - first);
-        const KeyRows rows = rows_from(gathered, first, some);
-        Bf16Segment part = segment(call, block.head, rows);
-        part.queries = scratch.packed.data();
-        part.n_keys = some;
-        if (gathered) {
-          part.positions = {block.row, 0, block.set.positions + first};
-        } else {
-          part.positions = {block.row, chunk.begin + first, nullptr};
-        }
-        if (HEADWATER_SABOTAGE("cpu.bf16.one_future_key")) ++part.positions.first_row;
-        part.prefetch = block.prefetch.data();
-        part.n_prefetch = std::ssize(block.prefetch);
-        body(part, rows.values, first, n);
-      }
-    }
-  };
-  const auto attend = [&] {
-    for_segments(
-        [&](const Bf16Segment& part, const std::uint16_t* values, std::int64_t first, std::int64_t n) {
-          // All weights of a pass stay for its column sums.
-          std::uint16_t* weights = scratch.weights.data() + first * kBlockRows;
-          kernels_.softmax_weights(part, attention.softmax, weights);
-          const bool swapped = part.n_keys > 2 * kKeyTile && HEADWATER_SABOTAGE("cpu.bf16.swapped_tile");
-          const bool lost = n >= 768 && first + part.n_keys == n && part.n_keys > kKeyTile &&
-                            HEADWATER_SABOTAGE("cpu.bf16.last_tile_of_24");
-          attention.accumulate(weights + (swapped ? kTileWeights : 0),
-                               key_tiles(part.n_keys) - (swapped || lost ? 1 : 0), values, dv_padded_);
-        });
-    return attention.finish(data_.shape.d_value, block.out);
-  };
-  attention.start();
-  if (const std::uint32_t failed = attend(); failed != 0) {
-    alignas(64) float highest[kBlockRows];
-    std::fill_n(highest, kBlockRows, -std::numeric_limits<float>::infinity());
-    for_segments([&](const Bf16Segment& part, const std::uint16_t*, std::int64_t first, std::int64_t) {
-      if (first > 0 && HEADWATER_SABOTAGE("cpu.bf16.exact_offset_of_first_segment")) return;
-      kernels_.raise_to_highest(part, highest);
-    });
-    attention.restart(failed, highest);
-    (void)attend();
-  }
-
-  if (block.sums) {
-    alignas(64) float factor[kBlockRows];
-    attention.factors(attention.softmax.sum, factor);
-    if (HEADWATER_SABOTAGE("cpu.bf16.colsum_skips_last_row")) factor[block.rows - 1] = 0.0f;
-    kernels_.column_sums(scratch.weights.data(), block.own_keys + block.set.n, factor, block.sums);
-  }
-  return {attention.softmax.offset, attention.softmax.sum};
+  return Pass(*this, call, window, chunk, block, scratch).run();
 }
 
 void Bf16Arithmetic::load_lanes(const float* rows, std::int64_t lanes, const RowWidth& width, int thread) {

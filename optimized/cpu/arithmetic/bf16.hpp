@@ -57,6 +57,7 @@ class Bf16Arithmetic final : public Arithmetic {
   };
   /// Most borders of pages in a segment.
   static constexpr std::int64_t kBorders = kBf16SegmentKeys / core::kPageMultiple + 1;
+  class Pass;
   class Context;
   /// Blocks of the rows of a dense task, and one more.
   static constexpr std::int64_t kContextBlocks = kGroupRows / kBlockRows + 1;

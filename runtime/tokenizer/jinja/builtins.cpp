@@ -408,6 +408,25 @@ Value extreme(const std::string& name, const Value& input, Engine& engine) {
   return *best;
 }
 
+Value join_filter(const Value& input, const Arguments& arguments, Engine& engine) {
+  const Given given("join", arguments, {"d", "attribute"});
+  std::vector<Value> items = items_of(input, engine);
+  if (given.find(1) != nullptr) {
+    for (Value& item : items) item = attribute(item, *given.find(1), engine);
+  }
+  const Text separator = given.find(0) == nullptr ? Text() : printed(*given.find(0), engine.budget);
+  return text_value(joined(items, separator, engine), engine);
+}
+
+Value absolute(const Value& input) {
+  std::int64_t integer = 0;
+  double real = 0;
+  if (input.integer(&integer) && integer != std::numeric_limits<std::int64_t>::min())
+    return Value(integer < 0 ? -integer : integer);
+  if (input.number(&real)) return Value(std::abs(real));
+  refuse(fmt::format("abs: a {} is no number", input.type()));
+}
+
 Value summed(const Value& input, const Arguments& arguments, Engine& engine) {
   const Given given("sum", arguments, {"attribute", "start"});
   std::int64_t total = given.integer(1, 0);
@@ -589,15 +608,7 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
     if (items.empty()) return Value::undefined(name);
     return name == "first" ? items.front() : items.back();
   }
-  if (name == "join") {
-    const Given given(name, arguments, {"d", "attribute"});
-    std::vector<Value> items = items_of(input, engine);
-    if (given.find(1) != nullptr) {
-      for (Value& item : items) item = attribute(item, *given.find(1), engine);
-    }
-    const Text separator = given.find(0) == nullptr ? Text() : printed(*given.find(0), engine.budget);
-    return text_value(joined(items, separator, engine), engine);
-  }
+  if (name == "join") return join_filter(input, arguments, engine);
   if (name == "replace") {
     const Given given(name, arguments, {"old", "new", "count"});
     return text_value(
@@ -622,15 +633,7 @@ Value apply_filter(const std::string& name, const Value& input, const Arguments&
     return to_real(input, given.find(0) == nullptr ? Value(0.0) : *given.find(0));
   }
   if (name == "round") return rounded(input, arguments);
-  if (name == "abs") {
-    none();
-    std::int64_t integer = 0;
-    double real = 0;
-    if (input.integer(&integer) && integer != std::numeric_limits<std::int64_t>::min())
-      return Value(integer < 0 ? -integer : integer);
-    if (input.number(&real)) return Value(std::abs(real));
-    refuse(fmt::format("abs: a {} is no number", input.type()));
-  }
+  if (name == "abs") return none(), absolute(input);
   if (name == "attr") {
     const Given given(name, arguments, {"name"});
     return member_of(input, given.text(0).bytes, false, engine);
