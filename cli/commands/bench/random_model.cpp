@@ -35,25 +35,35 @@ class HeaderWriter {
     for (const char c : text) bytes_.push_back(static_cast<std::byte>(c));
   }
   void entry(std::string_view key, std::string_view value) {
-    text(key);
+    begin_entry(key);
     number<std::uint32_t>(kText);
     text(value);
   }
   void entry(std::string_view key, std::int64_t value) {
-    text(key);
+    begin_entry(key);
     number<std::uint32_t>(kU32);
     number(static_cast<std::uint32_t>(value));
   }
   void entry(std::string_view key, float value) {
-    text(key);
+    begin_entry(key);
     number<std::uint32_t>(kF32);
     number(value);
+  }
+  [[nodiscard]] std::uint64_t entries() const { return entries_; }
+  void append(const std::vector<std::byte>& bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
   void pad() { bytes_.resize((bytes_.size() + kAlignment - 1) / kAlignment * kAlignment); }
   [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
+  void begin_entry(std::string_view key) {
+    text(key);
+    ++entries_;
+  }
+
   std::vector<std::byte> bytes_;
+  std::uint64_t entries_ = 0;
 };
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
@@ -219,16 +229,26 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
   const auto named = [index](const char* name) { return fmt::format("blk.{}.{}", index, name); };
   const std::int64_t keys = shape.heads_kv * shape.d_head;
   const std::int64_t queries = shape.heads * shape.d_head;
-  add(named("attn_norm.weight"), shape.width, 1, TensorType::f32);
-  add(named("ffn_norm.weight"), shape.width, 1, TensorType::f32);
+  const auto add_vector = [&](const char* name, std::int64_t n) { add(named(name), n, 1, TensorType::f32); };
+  const bool oss = shape.architecture == "gpt-oss";
+  add_vector("attn_norm.weight", shape.width);
+  add_vector(oss ? "post_attention_norm.weight" : "ffn_norm.weight", shape.width);
   if (shape.architecture.starts_with("qwen3")) {
-    add(named("attn_q_norm.weight"), shape.d_head, 1, TensorType::f32);
-    add(named("attn_k_norm.weight"), shape.d_head, 1, TensorType::f32);
+    add_vector("attn_q_norm.weight", shape.d_head);
+    add_vector("attn_k_norm.weight", shape.d_head);
   }
-  if (shape.architecture == "qwen2") {
-    add(named("attn_q.bias"), queries, 1, TensorType::f32);
-    add(named("attn_k.bias"), keys, 1, TensorType::f32);
-    add(named("attn_v.bias"), keys, 1, TensorType::f32);
+  if (shape.architecture == "qwen2" || oss) {
+    add_vector("attn_q.bias", queries);
+    add_vector("attn_k.bias", keys);
+    add_vector("attn_v.bias", keys);
+  }
+  if (oss) {
+    add_vector("attn_output.bias", shape.width);
+    add_vector("attn_sinks.weight", shape.heads);
+    add_vector("ffn_gate_inp.bias", shape.experts);
+    add(named("ffn_gate_exps.bias"), shape.feed_forward, shape.experts, TensorType::f32);
+    add(named("ffn_up_exps.bias"), shape.feed_forward, shape.experts, TensorType::f32);
+    add(named("ffn_down_exps.bias"), shape.width, shape.experts, TensorType::f32);
   }
   add(named("attn_q.weight"), shape.width, queries, type);
   add(named("attn_k.weight"), shape.width, keys, type);
@@ -248,33 +268,36 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
 
 void RandomModel::write_header(const ModelShape& shape) {
   constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
-  const std::uint64_t entries = shape.experts > 0 ? 17 : 15;
   constexpr float kEpsilon = 1e-6F;
   const auto key = [&](const char* name) { return fmt::format("{}.{}", shape.architecture, name); };
+  HeaderWriter metadata;
+  metadata.entry("general.architecture", shape.architecture);
+  metadata.entry("general.name", fmt::format("{} with random weights", shape.name));
+  metadata.entry("general.alignment", static_cast<std::int64_t>(kAlignment));
+  metadata.entry("tokenizer.ggml.model", "no_vocab");
+  metadata.entry(key("vocab_size"), shape.vocabulary);
+  metadata.entry(key("context_length"), shape.context);
+  metadata.entry(key("embedding_length"), shape.width);
+  metadata.entry(key("block_count"), shape.layers);
+  metadata.entry(key("feed_forward_length"), shape.feed_forward);
+  metadata.entry(key("attention.head_count"), shape.heads);
+  metadata.entry(key("attention.head_count_kv"), shape.heads_kv);
+  metadata.entry(key("attention.key_length"), shape.d_head);
+  metadata.entry(key("attention.value_length"), shape.d_head);
+  metadata.entry(key("attention.layer_norm_rms_epsilon"), kEpsilon);
+  metadata.entry(key("rope.freq_base"), static_cast<float>(shape.rope_base));
+  if (shape.experts > 0) {
+    metadata.entry(key("expert_count"), shape.experts);
+    metadata.entry(key("expert_used_count"), shape.experts_used);
+    metadata.entry(key("expert_feed_forward_length"), shape.feed_forward);
+  }
+  if (shape.window > 0) metadata.entry(key("attention.sliding_window"), shape.window);
   HeaderWriter header;
   header.number<std::uint32_t>(kMagic);
   header.number<std::uint32_t>(3);
   header.number<std::uint64_t>(matrices_.size());
-  header.number<std::uint64_t>(entries);
-  header.entry("general.architecture", shape.architecture);
-  header.entry("general.name", fmt::format("{} with random weights", shape.name));
-  header.entry("general.alignment", static_cast<std::int64_t>(kAlignment));
-  header.entry("tokenizer.ggml.model", "no_vocab");
-  header.entry(key("vocab_size"), shape.vocabulary);
-  header.entry(key("context_length"), shape.context);
-  header.entry(key("embedding_length"), shape.width);
-  header.entry(key("block_count"), shape.layers);
-  header.entry(key("feed_forward_length"), shape.feed_forward);
-  header.entry(key("attention.head_count"), shape.heads);
-  header.entry(key("attention.head_count_kv"), shape.heads_kv);
-  header.entry(key("attention.key_length"), shape.d_head);
-  header.entry(key("attention.value_length"), shape.d_head);
-  header.entry(key("attention.layer_norm_rms_epsilon"), kEpsilon);
-  header.entry(key("rope.freq_base"), static_cast<float>(shape.rope_base));
-  if (shape.experts > 0) {
-    header.entry(key("expert_count"), shape.experts);
-    header.entry(key("expert_used_count"), shape.experts_used);
-  }
+  header.number<std::uint64_t>(metadata.entries());
+  header.append(metadata.take());
   for (const Matrix& matrix : matrices_) {
     header.text(matrix.name);
     const bool vector = matrix.rows == 1;

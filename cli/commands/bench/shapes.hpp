@@ -24,6 +24,7 @@ struct ModelShape {
   bool tied;                      ///< the embedding is the output head
   std::int64_t experts = 0;       ///< each feed_forward wide
   std::int64_t experts_used = 0;  ///< by a token
+  std::int64_t window = 0;        ///< of the layers that have one; 0: none
 };
 
 [[nodiscard]] std::span<const ModelShape> model_shapes();
