@@ -24,6 +24,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLANTED = re.compile(r'HEADWATER_SABOTAGE\(\s*"([^"]+)"\s*\)')
@@ -72,7 +73,8 @@ class Lanes:
         self.golden = arguments.golden
 
     def test(self, program, case):
-        return [self.programs[program], f"--gtest_filter={case}", "--gtest_brief=1"]
+        # The first failed assertion ends the program, as death by a signal: one is enough.
+        return [self.programs[program], f"--gtest_filter={case}", "--gtest_brief=1", "--gtest_throw_on_failure=1"]
 
     def golden_replay(self, *vectors):
         command = [sys.executable, "-B", str(self.golden / "replay.py"), self.program, "--engine", "reference"]
@@ -176,4 +178,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Programs that die leave their files.
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = folder
+        sys.exit(main())

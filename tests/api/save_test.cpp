@@ -305,7 +305,7 @@ class SaveSizes : public Save {
 TEST_P(SaveSizes, LengthsOnBothSidesOfPagesAndTruncatedOnes) {
   Shape shape = small_shape(9000);
   Options options = small_options();
-  options.chunk = 512;
+  options.chunk = 128;
   options.batch = 2048;
   options.checkpoints = 2;
   for (const Select select : {Select::h2o, Select::blocks}) {

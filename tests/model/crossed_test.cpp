@@ -308,13 +308,22 @@ void expect_forward_pass(const MadeModel& model, const Problem& problem) {
   check.expect_dense(dense);
 }
 
-TEST(CrossedModels, HaveTheBitsOfOtherWaysAndTheForwardPassInDouble) {
+/// Every kParts-th problem from the parameter's on: a fault is found by one part in a fraction of the time.
+class CrossedModels : public ::testing::TestWithParam<std::size_t> {
+ public:
+  static constexpr std::size_t kParts = 8;
+};
+INSTANTIATE_TEST_SUITE_P(, CrossedModels, ::testing::Range<std::size_t>(0, CrossedModels::kParts));
+
+TEST_P(CrossedModels, HaveTheBitsOfOtherWaysAndTheForwardPassInDouble) {
   const auto all = factors();
   std::vector<std::size_t> levels;
   for (const auto& factor : all) levels.push_back(factor.size());
   conformance::Random random(1);
   int passes = 0;
-  for (const std::vector<std::size_t>& row : conformance::cover_pairs(levels, random)) {
+  const std::vector<std::vector<std::size_t>> rows = conformance::cover_pairs(levels, random);
+  for (std::size_t at = GetParam(); at < rows.size(); at += kParts) {
+    const std::vector<std::size_t>& row = rows[at];
     Problem problem;
     for (std::size_t factor = 0; factor < all.size(); ++factor) all[factor][row[factor]](problem);
     SCOPED_TRACE(described(problem));
@@ -327,7 +336,7 @@ TEST(CrossedModels, HaveTheBitsOfOtherWaysAndTheForwardPassInDouble) {
     if (problem.options.cache_type == DType::f32) expect_forward_pass(model, problem), ++passes;
     if (HasFailure()) return;
   }
-  EXPECT_GT(passes, 9);
+  EXPECT_GT(passes, 1);
 }
 
 }  // namespace

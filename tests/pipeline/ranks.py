@@ -5,6 +5,7 @@ compiler, which builds libheadwater-mpi.so beside a copy of the program (docs/ma
 """
 
 import atexit
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -57,6 +58,12 @@ def command(ranks, *arguments):
 
 def run(ranks, *arguments, **more):
     return subprocess.run(command(ranks, *arguments), capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT, **more)
+
+
+def side_by_side(*calls):
+    """What each of these functions returns: most of a refused run is the second that Open MPI's launcher sleeps."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return [call.result() for call in [pool.submit(call) for call in calls]]
 
 
 def run_in_shells(scripts, *arguments):

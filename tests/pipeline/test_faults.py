@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+from functools import partial
 
 import ranks
 from gguf_files import make_model
@@ -28,30 +29,33 @@ class Refusals(unittest.TestCase):
         for name in names if isinstance(names, tuple) else (names,):
             self.assertIn(name, lines[0])
 
+    def all_refused(self, *runs):
+        """Each is what its line names, and the ranks and arguments of a run."""
+        for (names, *arguments), result in zip(runs, ranks.side_by_side(*(partial(ranks.run, *one[1:]) for one in runs))):
+            with self.subTest(arguments=arguments):
+                self.refused(result, names)
+
     def test_more_ranks_than_layers(self):
         self.refused(ranks.run(9, *SHORT), ("9 ranks", "1 .. 8"))
 
     def test_layers_that_do_not_add_up(self):
-        for split in ("4,5", "4,3", "8", "2,3,3", "4,4,1"):
-            with self.subTest(split):
-                self.refused(ranks.run(2, *SHORT, "--layers", split), ("--layers", "8 in all"))
-        for split in ("4,x", "0,8", "4,", "-1,9", "4,99999999999999999999", ""):
-            with self.subTest(split):
-                self.refused(ranks.run(2, *SHORT, "--layers", split), "--layers")
+        self.all_refused(
+            *((("--layers", "8 in all"), 2, *SHORT, "--layers", split) for split in ("4,5", "4,3", "8", "2,3,3", "4,4,1")),
+            *(("--layers", 2, *SHORT, "--layers", split)
+              for split in ("4,x", "0,8", "4,", "-1,9", "4,99999999999999999999", "")))
 
     def test_layers_without_ranks(self):
         self.refused(ranks.run(None, *SHORT, "--layers", "8"), ("--layers", "mpirun"))
 
     def test_timeouts_that_are_none(self):
-        for value in ("0", "0.5", "-1", "nan", "inf", "1e9", "x", ""):
-            with self.subTest(value):
-                self.refused(ranks.run(2, *SHORT, "--rank-timeout", value), "--rank-timeout")
+        self.all_refused(*(("--rank-timeout", 2, *SHORT, "--rank-timeout", value)
+                           for value in ("0", "0.5", "-1", "nan", "inf", "1e9", "x", "")))
 
     def test_bad_input_is_said_once(self):
-        self.refused(ranks.run(3, "generate", "-m", ranks.MODEL), "prompt is missing")
-        self.refused(ranks.run(3, "generate", "-m", "nowhere.gguf", "-p", "hi"), "nowhere.gguf")
-        self.refused(ranks.run(3, "perplexity", "-m", ranks.MODEL, "-f", "nowhere.txt"), "nowhere.txt")
-        self.refused(ranks.run(2, "generate", "-m", ranks.MODEL, "-p", "one and two", "-c", "1"), "context")
+        self.all_refused(("prompt is missing", 3, "generate", "-m", ranks.MODEL),
+                         ("nowhere.gguf", 3, "generate", "-m", "nowhere.gguf", "-p", "hi"),
+                         ("nowhere.txt", 3, "perplexity", "-m", ranks.MODEL, "-f", "nowhere.txt"),
+                         ("context", 2, "generate", "-m", ranks.MODEL, "-p", "one and two", "-c", "1"))
 
     def test_what_sees_one_process_alone(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -110,10 +114,11 @@ class Refusals(unittest.TestCase):
             def start(second):
                 return ranks.run_in_shells([f'cd {folder}/{name} && exec "$@"' for name in ("a", second)], *arguments)
 
-            self.assertEqual(start("a").returncode, 0)
-            for name in ("b", "d"):
-                self.refused(start(name), ("rank 1", "model file", "hash"))
-            self.refused(start("c"), ("rank 1", "m.gguf", "No such file"))
+            same, early, late, missing = ranks.side_by_side(*(partial(start, name) for name in "abdc"))
+            self.assertEqual(same.returncode, 0)
+            for result in (early, late):
+                self.refused(result, ("rank 1", "model file", "hash"))
+            self.refused(missing, ("rank 1", "m.gguf", "No such file"))
 
     def test_a_model_file_that_differs_on_the_last_of_ten_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -168,9 +173,10 @@ class FullDisks(unittest.TestCase):
         return ranks.run_in_shells([f'exec "$@" {redirection}' for redirection in redirections], *arguments)
 
     def test_output_of_rank_0(self):
-        for arguments in (SHORT, (*SHORT, "--json"), (*SHORT, "--quiet")):
+        forms = (SHORT, (*SHORT, "--json"), (*SHORT, "--quiet"))
+        results = ranks.side_by_side(*(partial(self.run_with, (">/dev/full", ""), *arguments) for arguments in forms))
+        for arguments, result in zip(forms, results):
             with self.subTest(arguments=arguments):
-                result = self.run_with((">/dev/full", ""), *arguments)
                 self.assertEqual(result.returncode, 2, result.stderr)
                 lines = ranks.own_lines(result.stderr)
                 self.assertEqual(len(lines), 1, result.stderr.decode())
@@ -255,10 +261,12 @@ class Deaths(unittest.TestCase):
                     self.assertIn("was killed", line)
 
     def test_a_rank_that_is_stopped(self):
+        jobs = []
         for count, victim in ((2, 0), (3, 2)):
+            jobs.append((count, victim, *self.start(count)))
+            os.kill(jobs[-1][-1][victim], signal.SIGSTOP)  # the others wait, and so may the next job
+        for count, victim, launcher, processes in jobs:
             with self.subTest(ranks=count, victim=victim):
-                launcher, processes = self.start(count)
-                os.kill(processes[victim], signal.SIGSTOP)
                 lines = self.ended(launcher, processes)
                 naming = [line for line in lines if f": rank {victim} on " in line and "was not heard for 5 s" in line]
                 # The one that went on, by the signal that the launcher sends first, may say it of itself.

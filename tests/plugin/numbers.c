@@ -33,13 +33,21 @@ static uint16_t encode(struct format f, double value) {
   return (uint16_t)(sign | (uint16_t)(bits < most ? bits : most));
 }
 
+/* 2^n, a normal number. Quicker than ldexp(), which took a third of the kit's time on this engine. */
+static double power_of_two(int n) {
+  const uint64_t bits = (uint64_t)(n + 1023) << 52;
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 static double decode(struct format f, uint16_t bits) {
   const int exponent = (bits & 0x7fff) >> f.fraction_bits;
   const int fraction = bits & ((1 << f.fraction_bits) - 1);
   const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
   if (exponent == f.infinity) return fraction != 0 ? (double)NAN : sign * (double)INFINITY;
-  if (exponent == 0) return sign * ldexp(fraction, f.least);
-  return sign * ldexp(fraction + (1 << f.fraction_bits), f.least + exponent - 1);
+  if (exponent == 0) return sign * fraction * power_of_two(f.least);
+  return sign * (fraction + (1 << f.fraction_bits)) * power_of_two(f.least + exponent - 1);
 }
 
 size_t element_size(int32_t type) { return type == HEADWATER_F32 ? sizeof(float) : sizeof(uint16_t); }
