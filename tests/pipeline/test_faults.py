@@ -261,12 +261,10 @@ class Deaths(unittest.TestCase):
                     self.assertIn("was killed", line)
 
     def test_a_rank_that_is_stopped(self):
-        jobs = []
         for count, victim in ((2, 0), (3, 2)):
-            jobs.append((count, victim, *self.start(count)))
-            os.kill(jobs[-1][-1][victim], signal.SIGSTOP)  # the others wait, and so may the next job
-        for count, victim, launcher, processes in jobs:
             with self.subTest(ranks=count, victim=victim):
+                launcher, processes = self.start(count)
+                os.kill(processes[victim], signal.SIGSTOP)
                 lines = self.ended(launcher, processes)
                 naming = [line for line in lines if f": rank {victim} on " in line and "was not heard for 5 s" in line]
                 # The one that went on, by the signal that the launcher sends first, may say it of itself.
