@@ -24,8 +24,9 @@ TOKEN_STEP = 7919  # of the tokens that `headwater bench -m` takes: (step * i + 
 SEED = 1
 CHECKED = (256, 240, 224, 208, 192)  # tokens of the prompts that are compared
 # Of the deviation of the logits; a wrong rotation, norm or head moves them by as much as that is. Both round activations,
-# llama.cpp to eight bits, and a rounding can choose another expert.
+# llama.cpp to eight bits.
 TOLERANCE = 0.25
+EXPERTS = ("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "deepseek2")
 
 
 @contextlib.contextmanager
@@ -71,15 +72,18 @@ class Llama:
         self.vocabulary = module.llama_vocab_n_tokens(module.llama_model_get_vocab(self.model))
         self.about = f"llama-cpp-python {module.__version__}, flash attention, cache F16"
 
-    def check(self, bests):
-        """bests: what headwater finds likeliest after each of CHECKED."""
+    def check(self, bests, experts):
+        """bests: what headwater finds likeliest after each of CHECKED. In a model of experts a rounding can choose another one,
+        by which llama.cpp's own answers with and without flash attention differ, too: most must be the same."""
+        wrong = []
         for n, best in zip(CHECKED, bests):
             self.prompt(n)
             theirs = self.logit(best["token"])
             logits = self.module.llama_get_logits_ith(self.context, -1)[:self.vocabulary]
             if not abs(theirs - best["logit"]) <= TOLERANCE * statistics.pstdev(logits):
-                raise RuntimeError(f"the programs compute different things: after {n} tokens the logit of token "
-                                   f"{best['token']} is {best['logit']:.3f} here and {theirs:.3f} in llama.cpp")
+                wrong.append(f"after {n} tokens the logit of token {best['token']} is {best['logit']:.3f} here and {theirs:.3f} in llama.cpp")
+        if 2 * len(wrong) >= len(CHECKED) if experts else wrong:
+            raise RuntimeError(f"the programs compute different things: {wrong[0]}")
 
     def decode(self, tokens):
         array = (self.module.llama_token * len(tokens))(*tokens)
@@ -140,7 +144,7 @@ class OpenVINO:
             self.pipeline.step()
         return handle.read_all()[0].generated_ids, first - begin, self.clock() - first
 
-    def check(self, bests):
+    def check(self, bests, _experts):
         """It tells the likeliest token alone, which rounding decides where two are as likely: most must be the same. XAttention
         answers differently by itself."""
         if self.sparse:
@@ -274,7 +278,7 @@ def main(arguments):
             return 2
         bests = [own.report(n, 0)["best"] for n in CHECKED]
         for peer in peers:
-            peer.check(bests)
+            peer.check(bests, own.about["architecture"] in EXPERTS)
         print(f"checked: after {CHECKED} tokens the programs agree", file=sys.stderr)
         times = measure([own, dense, *peers], options.n, options.rounds, options.decode)
     about = own.about
