@@ -746,7 +746,8 @@ RopeFrequencies yarn_by_definition(std::int64_t r, double theta, double factor, 
   const double low = std::max(std::floor(dimension(fast)), 0.0);
   double high = std::min(std::ceil(dimension(slow)), static_cast<double>(r - 1));
   if (low == high) high += 0.001;
-  RopeFrequencies wanted{{}, magnitude * (0.1 * std::log(factor) + 1)};
+  RopeFrequencies wanted;
+  wanted.magnitude = magnitude * (0.1 * std::log(factor) + 1);
   for (std::int64_t i = 0; i < r / 2; ++i) {
     const double plain = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(r));
     const double kept = 1 - std::min(1.0, std::max(0.0, (static_cast<double>(i) - low) / (high - low)));
