@@ -106,14 +106,16 @@ class Models(unittest.TestCase):
 
     def test_another_result_ends_the_run(self):
         class Theirs(model.Llama):
-            def __init__(self, logits):
-                self.logits = logits
+            """Token 3 has these logits, one for each prompt; the others make a deviation of 1."""
+
+            def __init__(self, *of_token_3):
+                self.of_token_3 = iter(of_token_3)
 
             def prompt(self, n):
                 self.asked = n
 
-            def logit(self, token):
-                return self.logits[token]
+            def logits(self):
+                return [-1.0, 1.0] * 500 + [next(self.of_token_3)]
 
         class Others(model.OpenVINO):
             def __init__(self, *tokens):
@@ -122,12 +124,14 @@ class Models(unittest.TestCase):
             def _ask(self, n, tokens):
                 return [next(self.tokens)], 0.0, 0.0
 
-        bests = [{"token": 3, "logit": 4.0}] * len(model.CHECKED)
-        Theirs({3: 4.1}).check(bests)
-        Others(3, 4, 3, 4, 3).check(bests)
-        for wrong in (Theirs({3: 3.0}), Theirs({3: float("nan")}), Others(3, 4, 4, 4, 3)):
+        bests = [{"token": 1000, "logit": 1.0}] * len(model.CHECKED)
+        Theirs(1.1, 1, 1, 1.2, .8).check(bests, False)
+        Theirs(1.1, 3, 1, -1, .8).check(bests, True)  # experts: most are the same
+        Others(1000, 4, 1000, 4, 1000).check(bests, False)
+        for wrong, experts in ((Theirs(1, 1, 1, 1, .7), False), (Theirs(*[float("nan")] * 5), True),
+                               (Theirs(1, 3, 3, 3, 1), True), (Others(1000, 4, 4, 4, 1000), True)):
             with self.assertRaises(RuntimeError):
-                wrong.check(bests)
+                wrong.check(bests, experts)
 
     def test_without_peers(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
