@@ -24,8 +24,8 @@ import time
 TOKEN_STEP = 7919  # of the tokens that `headwater bench -m` takes: (step * i + seed) modulo the vocabulary
 SEED = 1
 CHECKED = (256, 240, 224, 208, 192)  # tokens of the prompts that are compared
-# Of the deviation of the logits; a wrong rotation, norm or head moves them by as much as that is. Both round activations,
-# llama.cpp to eight bits.
+# Logits of random weights have a deviation near 1; a wrong rotation, norm or head moves them by as much. Both round
+# activations, llama.cpp to eight bits.
 TOLERANCE = 0.25
 EXPERTS = ("qwen3moe", "qwen2moe", "gpt-oss", "granitemoe", "deepseek2")
 
@@ -81,13 +81,14 @@ class Llama:
 
     def check(self, bests, experts):
         """bests: what headwater finds likeliest after each of CHECKED. In a model of experts a rounding can choose another one,
-        by which llama.cpp's own answers with and without flash attention differ, too: most must be the same."""
+        by which llama.cpp's own answers with and without flash attention differ, too: there most must be the same, and their
+        deviation, 1.23 in gpt-oss, is the measure."""
         wrong = []
         for n, best in zip(CHECKED, bests):
             self.prompt(n)
             logits = self.logits()
             theirs = logits[best["token"]]
-            if not abs(theirs - best["logit"]) <= TOLERANCE * deviation(logits):
+            if not abs(theirs - best["logit"]) <= TOLERANCE * (deviation(logits) if experts else 1):
                 wrong.append(f"after {n} tokens the logit of token {best['token']} is {best['logit']:.3f} here and {theirs:.3f} in llama.cpp")
         if 2 * len(wrong) >= len(CHECKED) if experts else wrong:
             raise RuntimeError(f"the programs compute different things: {wrong[0]}")

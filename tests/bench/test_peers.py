@@ -106,16 +106,16 @@ class Models(unittest.TestCase):
 
     def test_another_result_ends_the_run(self):
         class Theirs(model.Llama):
-            """Token 3 has these logits, one for each prompt; the others make a deviation of 1."""
+            """The last token has these logits, one for each prompt; the others make a deviation of 1."""
 
-            def __init__(self, *of_token_3):
-                self.of_token_3 = iter(of_token_3)
+            def __init__(self, *of_the_last):
+                self.of_the_last = iter(of_the_last)
 
             def prompt(self, n):
                 self.asked = n
 
             def logits(self):
-                return [-1.0, 1.0] * 500 + [next(self.of_token_3)]
+                return [-1.0, 1.0] * 500 + [next(self.of_the_last)]
 
         class Others(model.OpenVINO):
             def __init__(self, *tokens):
@@ -128,7 +128,7 @@ class Models(unittest.TestCase):
         Theirs(1.1, 1, 1, 1.2, .8).check(bests, False)
         Theirs(1.1, 3, 1, -1, .8).check(bests, True)  # experts: most are the same
         Others(1000, 4, 1000, 4, 1000).check(bests, False)
-        for wrong, experts in ((Theirs(1, 1, 1, 1, .7), False), (Theirs(*[float("nan")] * 5), True),
+        for wrong, experts in ((Theirs(1, 1, 1, 1, .74), False), (Theirs(*[float("nan")] * 5), True),
                                (Theirs(1, 3, 3, 3, 1), True), (Others(1000, 4, 4, 4, 1000), True)):
             with self.assertRaises(RuntimeError):
                 wrong.check(bests, experts)

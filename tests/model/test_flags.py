@@ -229,6 +229,8 @@ class Rotation(OfCommands):
         self.refused("-m", MODEL, "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="info")
         self.refused("-m", MODEL, "--port", "0", "--yarn-beta-fast", "3", names="--yarn-beta-fast" + missing, program="serve")
         self.refused("--rope-scale", "3", names="--rope-scale is of a model; give -m FILE with it", program="info")
+        if "bench" in self.commands:
+            self.refused("--random", "qwen3-0.6b", "--rope-scale", "3", names="--rope-scale is of a file", program="bench")
 
     def test_info_says_which_rotation(self):
         for flags, said, scaling in (((), "base 100000", ("none", 1, None)),
@@ -237,8 +239,6 @@ class Rotation(OfCommands):
             self.assertIn(f"rotation {said}\n", run("info", "-m", MODEL, *flags).stdout.decode())
             rotation, = json.loads(run("info", "-m", MODEL, *flags, "--json").stdout)["rotations"]
             self.assertEqual((rotation["scaling"], rotation["factor"], rotation["original_context"]), scaling)
-        if "bench" in self.commands:
-            self.refused("--random", "qwen3-0.6b", "--rope-scale", "3", names="--rope-scale is of a file", program="bench")
 
     def test_what_is_refused(self):
         """One line each that names flag and value. Finds: a limit that is not one, a number read as far as it goes."""
