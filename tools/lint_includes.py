@@ -23,9 +23,10 @@ MAY_INCLUDE = {
     DETAIL: set(),
     "reference": {PUBLIC},
     "optimized/core": {PUBLIC},
-    "optimized/cpu": {PUBLIC, DETAIL, "optimized/core"},
+    "optimized/threads": set(),
+    "optimized/cpu": {PUBLIC, DETAIL, "optimized/core", "optimized/threads"},
     "optimized/cuda": {PUBLIC, "optimized/core"},
-    "runtime": {PUBLIC, DETAIL},
+    "runtime": {PUBLIC, DETAIL, "optimized/threads"},
     "runtime/c_abi": {PUBLIC, "runtime", "bindings"},  # the checks of the library's own C ABI
     "bindings": {PUBLIC},
     "cli": {PUBLIC, "runtime", "cli/support", "cli/commands"},

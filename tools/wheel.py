@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,7 @@ LARGEST_WHEEL, LARGEST_SOURCE = 40 * 10**6, 5 * 10**6  # bytes
 HEADERS = ("nlohmann-json3-dev",)
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
 HEARTBEAT = 15  # seconds
+FILE_LIMIT = 900  # seconds for a file of tests; the longest takes 60 on two cores
 TRIES = 3  # of what PyPI is asked for
 
 IMPORT_TIME = """
@@ -246,8 +248,17 @@ def test(wheel):
     failed = []
     for file in (*sorted(TESTS.glob("test_*.py")), SERVER_TEST):
         print(f"\n{file.relative_to(ROOT)}", flush=True)
-        if subprocess.run([python, "-B", "-m", "unittest", file.stem], cwd=file.parent, env=own, stdin=subprocess.DEVNULL,
-                          check=False).returncode != 0:
+        tests = subprocess.Popen([python, "-B", "-X", "faulthandler", "-m", "unittest", file.stem], cwd=file.parent, env=own,
+                                 stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            ended = tests.wait(FILE_LIMIT) == 0
+        except subprocess.TimeoutExpired:
+            tests.send_signal(signal.SIGABRT)  # faulthandler prints where it is
+            time.sleep(1)
+            os.killpg(tests.pid, signal.SIGKILL)
+            print(f"{file.stem}: no end after {FILE_LIMIT} s", flush=True)
+            ended = False
+        if not ended:
             failed.append(file.stem)
     print(flush=True)
     figures(python)

@@ -5,8 +5,8 @@
 namespace headwater::cpu {
 
 /// The threads of a session that no host lends its own (HOST-1). The build's option HEADWATER_THREADS says whose they are:
-/// OpenMP's (own_threads_openmp.cpp), or those of oneTBB (own_threads_tbb.cpp) in a process that must not get a second
-/// OpenMP runtime. Used by one thread at a time; several of these work at once.
+/// OpenMP's (own_threads_openmp.cpp), or the calling thread's team (own_threads_team.cpp) in a process that must not get a
+/// second OpenMP runtime. Used by one thread at a time; several of these work at once.
 class OwnThreads {
  public:
   /// The work of one of `threads` threads.

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "headwater/error.hpp"
+#include "optimized/threads/team.hpp"
 #include "runtime/generate/sampler.hpp"
-#include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {
 namespace {

@@ -7,11 +7,11 @@
 
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
+#include "optimized/threads/team.hpp"
 #include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
-#include "runtime/model/parallel.hpp"
 
 namespace headwater::runtime {
 namespace {

@@ -14,7 +14,7 @@
 #include "headwater/rope.hpp"
 #include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
-#include "runtime/model/parallel.hpp"
+#include "optimized/threads/team.hpp"
 #include "runtime/model/sinks.hpp"
 
 namespace headwater::runtime {

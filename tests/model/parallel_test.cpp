@@ -1,5 +1,5 @@
-// The threads that the runtime works on.
-#include "runtime/model/parallel.hpp"
+// The team of a calling thread.
+#include "optimized/threads/team.hpp"
 
 #include <gtest/gtest.h>
 #include <sched.h>

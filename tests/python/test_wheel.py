@@ -63,7 +63,7 @@ class Wheel(unittest.TestCase):
                          sorted(name for name in self.names if name.startswith(f"{info}/licenses/")))
         packages = [pathlib.PurePath(name).name for name in named]
         brought = [name for name in self.names if re.search(r"\.so\.", name) and "/libheadwater" not in name]
-        self.assertGreaterEqual(len(brought), 5)  # oneTBB, oneDNN, PCRE2, fmt, libgomp
+        self.assertGreaterEqual(len(brought), 5)  # oneDNN, OpenCL of oneDNN, PCRE2, fmt, libgomp
         for library in brought:
             stem = re.match(r"lib[a-z]+", pathlib.PurePath(library).name.lower())[0]  # of libpcre2-8-0, ocl-icd-libopencl1
             self.assertTrue(any(stem in package for package in packages), (library, packages))
@@ -124,7 +124,6 @@ class Processes(unittest.TestCase):
         before = set(OPENMP.findall(process(f"import numpy\na = {ATTENTION}\nprint({LOADED})")))
         after = process(f"{code}headwater.attention(a, a, a, chunk=64, local=8, heavy=8, threads=2)\nprint({LOADED})")
         self.assertEqual(set(OPENMP.findall(after)), before)
-        self.assertIn("/libtbb-", after)
 
     def test_beside_torch_there_is_one_openmp(self):
         code = ("import torch, headwater\na = torch.rand(500, 4, 64)\nheadwater.attention(a, a, a, threads=2)\n"
@@ -154,8 +153,8 @@ class Processes(unittest.TestCase):
                 "    if child == 0:\n        os._exit(0 if (call() == wanted).all() else 1)\n"
                 "    bad += os.waitpid(child, 0)[1] != 0\n"
                 "stop.set()\nworker.join()\n"
-                "child = os.fork()\nif child == 0:\n    call()\n    sys.exit(0)\n"
-                "bad += os.waitpid(child, 0)[1] != 0\nprint(bad)")
+                "for _ in range(20):\n    call()\n    child = os.fork()\n    if child == 0:\n        call()\n        sys.exit(0)\n"
+                "    bad += os.waitpid(child, 0)[1] != 0\nprint(bad)")
         self.assertEqual(process(code).strip().splitlines()[-1], "0")
 
 

@@ -1,4 +1,4 @@
-#include "runtime/model/parallel.hpp"
+#include "optimized/threads/team.hpp"
 
 #include <immintrin.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace headwater::runtime {
+namespace headwater {
 
 namespace {
 
@@ -123,4 +123,4 @@ void run_on_threads(int threads, Share share, void* argument) {
   t_inside = false;
 }
 
-}  // namespace headwater::runtime
+}  // namespace headwater

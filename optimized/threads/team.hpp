@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <exception>
 
-namespace headwater::runtime {
+namespace headwater {
 
 /// What each of several threads does; thread: 0 .. threads - 1, no two at once have the same. It does not throw.
 using Share = void (*)(void* argument, int thread);
@@ -51,4 +51,4 @@ inline void lend_threads(void* /*context*/, std::int64_t n, void (*body)(void*, 
   parallel_tasks(static_cast<int>(n), n, [&](std::int64_t task, int) { body(argument, task); });
 }
 
-}  // namespace headwater::runtime
+}  // namespace headwater

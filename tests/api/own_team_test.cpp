@@ -1,4 +1,4 @@
-// The library on oneTBB's threads (HEADWATER_THREADS=tbb).
+// The library on the team of the calling thread (HEADWATER_THREADS=team).
 
 #include <xmmintrin.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using cpu::OwnThreads;
 
-class OwnTbbOf : public EachEngine {
+class OwnTeamOf : public EachEngine {
  protected:
   void SetUp() override {
     if (!engine().claims().host_threads) GTEST_SKIP() << engine().name() << " has no threads";
@@ -27,7 +27,7 @@ void in_order(void* /*context*/, std::int64_t n, void (*body)(void*, std::int64_
   for (std::int64_t index = 0; index < n; ++index) body(argument, index);
 }
 
-TEST_P(OwnTbbOf, NUM_3_BitsAreThoseOfTheCallersThreadAlone) {
+TEST_P(OwnTeamOf, NUM_3_BitsAreThoseOfTheCallersThreadAlone) {
   for (const DType type : {DType::f32, DType::bf16}) {
     const Conversation conversation(type);
     for (const Select select : {Select::h2o, Select::blocks}) {
@@ -56,7 +56,7 @@ TEST_P(OwnTbbOf, NUM_3_BitsAreThoseOfTheCallersThreadAlone) {
 }
 
 // A caller that rounds up: threads that were there before do as he does.
-TEST_P(OwnTbbOf, NUM_3_ThreadsTakeOverTheFloatControlsOfTheCaller) {
+TEST_P(OwnTeamOf, NUM_3_ThreadsTakeOverTheFloatControlsOfTheCaller) {
   const Conversation conversation(DType::f32);
   const auto bits = [&](int threads) {
     return conversation.bits(engine(), conversation_options(Select::h2o, threads));
@@ -71,12 +71,12 @@ TEST_P(OwnTbbOf, NUM_3_ThreadsTakeOverTheFloatControlsOfTheCaller) {
   EXPECT_FALSE(up == to_nearest);
 }
 
-// NUM-4 is no promise of a build on oneTBB.
-TEST_P(OwnTbbOf, ClaimsThatItMayAllocate) { EXPECT_FALSE(engine().claims().no_allocation); }
+// NUM-4 is no promise: a call may start the threads of its caller.
+TEST_P(OwnTeamOf, ClaimsThatItMayAllocate) { EXPECT_FALSE(engine().claims().no_allocation); }
 
-HEADWATER_EACH_ENGINE(OwnTbbOf);
+HEADWATER_EACH_ENGINE(OwnTeamOf);
 
-TEST(OwnTbb, EachShareRunsOnce) {
+TEST(OwnTeam, EachShareRunsOnce) {
   for (const int threads : {1, 2, 3, 64, 512}) {
     OwnThreads own(threads);
     for (int round = 0; round < 20; ++round) {
@@ -92,7 +92,7 @@ TEST(OwnTbb, EachShareRunsOnce) {
   }
 }
 
-TEST(OwnTbb, ReadsTheNumberThatOpenMPReads) {
+TEST(OwnTeam, ReadsTheNumberThatOpenMPReads) {
   const char* const before = std::getenv("OMP_NUM_THREADS");
   const std::string kept = before ? before : "";
   const auto count = [](const char* wished) {
