@@ -1,8 +1,9 @@
 """clang-tidy over what is shipped: run_tidy.py BUILD/compile_commands.json [--all]
 
-Files of one folder and one command are looked at together, as one file that includes them, so that what they include is
-read once; those that do not compile together, in smaller groups. Two groups at a time on two cores; --all adds conformance,
-fuzz, tests and bench, whose template-heavy headers (GoogleTest, rapidcheck, Eigen) cost several times as much as they find.
+Files of one language, processor and list of macros are looked at together, as one file that includes them: nearly all of
+the time goes into the headers. Those that do not compile beside the others make a group of their own. Two groups at a time
+on two cores; --all adds conformance, fuzz, tests and bench, whose template-heavy headers (GoogleTest, rapidcheck, Eigen) cost
+several times as much as they find.
 A group that passed is not looked at again until a file in it, a header of this repository that one includes, the command or
 the checks change (build/tidy/).
 """
@@ -24,10 +25,14 @@ import tree
 
 PROGRAMS = ("clang-tidy-14", "clang-tidy")
 SHIPPED = ("reference/", "optimized/", "bindings/", "cli/", "runtime/")
-LARGEST = 12  # files of a group
+LARGEST = 32  # files of a group
 CACHE = tree.ROOT / "build" / "tidy"
 # Flags that g++ knows and clang does not.
 UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-fno-thread-jumps|-Wno-psabi)$")
+# Warnings that stand for checks of clang-tidy's (.clang-tidy).
+WARNINGS = ("-Wno-unknown-warning-option", "-Wreserved-identifier", "-Wnonnull")
+# Flags that files of one group share: the others are where headers are, and how code is optimised.
+SHARED = re.compile(r"^-([Dm]|std=)")
 
 
 def commands(database, everything):
@@ -80,40 +85,55 @@ def key(sources, arguments, version):
 
 
 def groups(chosen):
-    """(sources, arguments) with LARGEST sources at most."""
+    """(sources, arguments) with LARGEST sources at most, those with the most headers first."""
     together = collections.defaultdict(list)
     for source, arguments, is_c in chosen.values():
-        together[(source.parent, "-xc" if is_c else "-xc++", *arguments)].append(source)
-    return [(sources[begin:begin + LARGEST], list(same[1:]))
-            for same, sources in together.items() for begin in range(0, len(sources), LARGEST)]
+        together[("-xc" if is_c else "-xc++", *sorted({word for word in arguments if SHARED.match(word)}))].append(
+            (source, arguments))
+    found = []
+    for (language, *_), files in together.items():
+        files.sort()
+        for begin in range(0, len(files), LARGEST):
+            part = files[begin:begin + LARGEST]
+            joined = [language]
+            for _, arguments in part:
+                for flag in re.findall(r"-isystem \S+|\S+", " ".join(arguments)):
+                    joined += [] if flag in joined else [flag]
+            found.append(([source for source, _ in part], " ".join(joined).split()))
+    return sorted(found, key=lambda group: -len(group[1]) - len(group[0]))
+
+
+def compiling_together(program, sources, arguments, file):
+    """Those of the sources that compile as one file, which is written to `file`: what does not compile after the others is
+    left out."""
+    while True:
+        file.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
+        if len(sources) == 1:
+            return sources
+        compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", "-ferror-limit=0",
+                                   *arguments, str(file)], capture_output=True, text=True, check=False)
+        if compiles.returncode == 0:
+            return sources
+        named = set(re.findall(r"^(/[^:]+):\d+:\d+: (?:fatal )?error:", compiles.stderr, re.MULTILINE))
+        left = [source for source in sources if str(source) not in named]
+        sources = left if left and len(left) < len(sources) else sources[:len(sources) // 2]
 
 
 def tidy(program, sources, arguments, version):
-    """The problems of a group, each file's once."""
+    """The problems of those of the group that can be looked at together, each file's once; the other sources."""
     name = key(sources, arguments, version)
     if (CACHE / name).exists():
-        return []
-    file, checks = sources[0], []
-    if len(sources) > 1:
-        checks = ["--checks=-bugprone-suspicious-include"]  # of the file that includes them
-        file = CACHE / f"{name}.unit"
-        file.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", *arguments, str(file)],
-                                  capture_output=True, check=False)
-        if compiles.returncode != 0:
-            half = len(sources) // 2
-            problems = [problem for part in (sources[:half], sources[half:])
-                        for problem in tidy(program, part, arguments, version)]
-            if not problems:
-                (CACHE / name).touch()
-            return problems
-    run = subprocess.run([program, "--quiet", *checks, str(file), "--", *arguments, "-Wno-unknown-warning-option"],
+        return [], []
+    file = CACHE / f"{name}.unit"
+    together = compiling_together(program, sources, arguments, file)
+    run = subprocess.run([program, "--quiet", "--checks=-bugprone-suspicious-include", str(file), "--", *arguments, *WARNINGS],
                          cwd=tree.ROOT, capture_output=True, text=True, check=False)
-    if run.returncode == 0:
-        (CACHE / name).touch()
-        return []
-    what = ", ".join(str(source.relative_to(tree.ROOT)) for source in sources)
-    return [f"{what}: clang-tidy:\n{run.stdout}{run.stderr}"]
+    others = [source for source in sources if source not in together]
+    if run.returncode != 0:
+        what = ", ".join(str(source.relative_to(tree.ROOT)) for source in together)
+        return [f"{what}: clang-tidy:\n{run.stdout}{run.stderr}"], others
+    (CACHE / key(together, arguments, version)).touch()
+    return [], others
 
 
 def main():
@@ -130,8 +150,19 @@ def main():
     if not chosen:
         return tree.report("tidy", [f"{arguments[0]}: names no source of this repository"])
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = [pool.submit(tidy, program, sources, flags, version) for sources, flags in groups(chosen)]
-        problems = [problem for job in running for problem in job.result()]
+        problems, running = [], {}
+        def begin(sources, flags):
+            running[pool.submit(tidy, program, sources, flags, version)] = flags
+        for sources, flags in groups(chosen):
+            begin(sources, flags)
+        while running:
+            ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for job in ended:
+                found, others = job.result()
+                problems += found
+                flags = running.pop(job)
+                if others:
+                    begin(others, flags)
     print(f"tidy: {len(chosen)} files")
     return tree.report("tidy", problems)
 
