@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headwater {
@@ -35,8 +36,9 @@ class Team {
  public:
   Team() : process_(getpid()) {}
   ~Team() {
-    if (process_ != getpid()) {  // a child of fork() has none of them
-      for (std::thread& thread : threads_) thread.detach();
+    if (process_ != getpid()) {
+      // A child of fork() has none of them, and by their names it may have begun others: they are left as they are.
+      (void)new std::vector<std::thread>(std::move(threads_));
       return;
     }
     stopping_.store(true, std::memory_order_relaxed);

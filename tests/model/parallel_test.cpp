@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <stdexcept>
 #include <thread>
@@ -99,6 +101,7 @@ TEST(ParallelTasks, CallersWorkAtOnce) {
 
 TEST(ParallelTasks, AChildOfForkRunsThemAlone) {
   EXPECT_TRUE(runs_each_once(4, 100));
+  std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
     std::atomic<bool> right = true;
@@ -106,7 +109,7 @@ TEST(ParallelTasks, AChildOfForkRunsThemAlone) {
       right = right && runs_each_once(3, 100);
     }).join();  // a thread of the child has its own
     right = right && runs_each_once(4, 100) && runs_each_once(9, 100);
-    _exit(right ? 0 : 1);
+    std::exit(right ? 0 : 1);  // which ends without waiting for the parent's threads
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);
