@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace headwater {
@@ -38,13 +38,13 @@ class Team {
   ~Team() {
     if (process_ != getpid()) {
       // A child of fork() has none of them, and by their names it may have begun others: they are left as they are.
-      (void)new std::vector<std::thread>(std::move(threads_));
+      (void)threads_.release();
       return;
     }
     stopping_.store(true, std::memory_order_relaxed);
     calls_.fetch_add(1, std::memory_order_release);
     calls_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : *threads_) thread.join();
   }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -68,9 +68,9 @@ class Team {
  private:
   /// As many threads as there can be.
   void start(std::uint32_t others) {
-    while (threads_.size() < others && process_ == getpid()) {
+    while (threads_->size() < others && process_ == getpid()) {
       try {
-        threads_.emplace_back([this] { serve(); });
+        threads_->emplace_back([this] { serve(); });
       } catch (const std::exception&) {  // no thread, or no memory for one: the caller does its work
         return;
       }
@@ -91,7 +91,7 @@ class Team {
   std::uint32_t places_ = 0;
 
   pid_t process_;
-  std::vector<std::thread> threads_;
+  std::unique_ptr<std::vector<std::thread>> threads_ = std::make_unique<std::vector<std::thread>>();
 };
 
 /// Whether this thread runs a share.
