@@ -126,13 +126,16 @@ def tidy(program, sources, arguments, version):
         return [], []
     file = CACHE / f"{name}.unit"
     together = compiling_together(program, sources, arguments, file)
+    others = [source for source in sources if source not in together]
+    passed = CACHE / key(together, arguments, version)
+    if passed.exists():
+        return [], others
     run = subprocess.run([program, "--quiet", "--checks=-bugprone-suspicious-include", str(file), "--", *arguments, *WARNINGS],
                          cwd=tree.ROOT, capture_output=True, text=True, check=False)
-    others = [source for source in sources if source not in together]
     if run.returncode != 0:
         what = ", ".join(str(source.relative_to(tree.ROOT)) for source in together)
         return [f"{what}: clang-tidy:\n{run.stdout}{run.stderr}"], others
-    (CACHE / key(together, arguments, version)).touch()
+    passed.touch()
     return [], others
 
 
