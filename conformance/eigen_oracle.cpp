@@ -59,9 +59,12 @@ struct RowTerms {
   bool flushed = false;         // some elements of the query may count as zero
 };
 
-// Leaves exp(logit - m) in `weights`.
+// Of the keys [first, last). Leaves exp(logit - m) in `weights`. Of a part of the keys of a softmax, those of `whole` times
+// exp(M - m) with its maximum M, unless M is so far above m that they may have underflowed.
 Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, double sink, double u,
-                Eigen::ArrayXd& weights) {
+                Eigen::ArrayXd& weights, const Softmax* whole = nullptr,
+                const Eigen::ArrayXd* of_whole = nullptr) {
+  constexpr double kFar = 64.0;
   Softmax result;
   result.m = sink;
   for (Eigen::Index j = first; j < last; ++j) result.m = std::max(result.m, row.logit[j]);
@@ -73,9 +76,14 @@ Softmax softmax(const RowTerms& row, Eigen::Index first, Eigen::Index last, doub
     weighted += w * 2.0 * u * (result.m - sink);
     result.count += 1.0;
   }
+  if (whole != nullptr && whole->m - result.m < kFar) {
+    weights.segment(first, last - first) =
+        of_whole->segment(first, last - first) * std::exp(whole->m - result.m);
+  } else {
+    for (Eigen::Index j = first; j < last; ++j) weights[j] = std::exp(row.logit[j] - result.m);
+  }
   for (Eigen::Index j = first; j < last; ++j) {
-    const double w = std::exp(row.logit[j] - result.m);
-    weights[j] = w;
+    const double w = weights[j];
     result.l += w;
     // A logit of -infinity is off by as much, and weighs nothing; but a flushed element times an infinity is a NaN.
     if (w > 0.0 || row.flushed) weighted += w * (row.error[j] + 2.0 * u * (result.m - row.logit[j]));
@@ -169,7 +177,7 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
     sum.inter = Eigen::VectorXd::Zero(memory);
     sum.inter_error = Eigen::VectorXd::Zero(memory);
     RowTerms row{Eigen::ArrayXd(seen), Eigen::ArrayXd(seen), false};
-    Eigen::ArrayXd of_whole(seen), of_part(seen);
+    Eigen::ArrayXd of_whole(seen), of_part(seen), growth_of_whole(seen), growth_of_part(seen);
 
     for (Eigen::Index r = 0; r < rows; ++r) {
       const std::int64_t i = input.queries[static_cast<std::size_t>(first_row + r)];
@@ -202,39 +210,37 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         row.error[j] = error;
       }
       const Softmax whole = softmax(row, first, visible, input.sink, u, of_whole);
-      const Softmax intra = softmax(row, std::max(first, memory), visible, input.sink, u, of_part);
-      const Softmax inter = softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u, of_part);
+      const Eigen::Index own = std::max(first, memory);  // first key that is not of the memory set
+      const Softmax intra = softmax(row, own, visible, input.sink, u, of_part, &whole, &of_whole);
+      const Softmax inter =
+          softmax(row, 0, memory, -std::numeric_limits<double>::infinity(), u, of_part, &whole, &of_whole);
       const double rescales = kRescale * u * (strict_records(row.logit, visible) + 1.0);
-      const bool fused = memory > 0;
-
-      for (Eigen::Index j = first; j < visible; ++j) {
-        const double s = row.logit[j];
-        const Softmax& part = j < memory ? inter : intra;
+      const double whole_sum = whole.mean_error + u * sum_error(whole.count) + arithmetic.exp + rescales;
+      // The divisor is a sum of rounded weights, each that far off.
+      const double divisor = whole.count * (arithmetic.least_weight / whole.l);
+      const double of_weight = arithmetic.exp + 2.0 * arithmetic.weight +
+                               u * (kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u +
+                               divisor;
+      const auto weigh_part = [&](Eigen::Index from, Eigen::Index to, const Softmax& part, double* columns,
+                                  double* column_errors) {
+        if (from == to) return;
         const double part_sum = part.mean_error + u * sum_error(part.count) + arithmetic.exp + rescales;
-        const double whole_sum = whole.mean_error + u * sum_error(whole.count) + arithmetic.exp + rescales;
-        const double w = of_whole[j] / whole.l;
-        double relative = row.error[j] + 2.0 * u * (whole.m - s) + arithmetic.exp + 2.0 * arithmetic.weight +
-                          u * (kProduct + sum_error(whole.count)) + rescales + whole_sum + kDivide * u;
-        if (fused) relative += 2.0 * (part_sum + u * (kDivide + kProduct));
-        // The divisor is a sum of rounded weights, each that far off.
-        const double least = arithmetic.least_weight / whole.l;
-        relative += whole.count * least;
-        weights(r, j) = w;
-        weight_errors(r, j) = w * std::expm1(relative) + arithmetic.tiny;
-        if (least > 0.0) weight_errors(r, j) += least * std::exp(relative);
-
-        const double p = of_part[j] / part.l;
-        const double column_relative = row.error[j] + 2.0 * u * (part.m - s) + arithmetic.exp +
-                                       arithmetic.column_weight + rescales + part_sum + kDivide * u;
-        const double column_error = p * std::expm1(column_relative) + arithmetic.tiny;
-        if (j < memory) {
-          sum.inter[j] += p;
-          sum.inter_error[j] += column_error;
-        } else {
-          sum.intra[j - memory] += p;
-          sum.intra_error[j - memory] += column_error;
-        }
-      }
+        const double fused = memory > 0 ? 2.0 * (part_sum + u * (kDivide + kProduct)) : 0.0;
+        const double of_column =
+            arithmetic.exp + arithmetic.column_weight + rescales + part_sum + kDivide * u;
+        SeenPart keys{};
+        keys.keys = to - from;
+        keys.logit = &row.logit[from], keys.error = &row.error[from];
+        keys.u2 = 2.0 * u;
+        keys.whole = {whole.m, whole.l, &of_whole[from], of_weight + fused, &growth_of_whole[from]};
+        keys.part = {part.m, part.l, &of_part[from], of_column, &growth_of_part[from]};
+        keys.least = arithmetic.least_weight, keys.tiny = arithmetic.tiny;
+        keys.weights = &weights(r, from), keys.weight_errors = &weight_errors(r, from);
+        keys.columns = columns, keys.column_errors = column_errors;
+        weigh(keys);
+      };
+      weigh_part(first, own, inter, sum.inter.data(), sum.inter_error.data());
+      weigh_part(own, visible, intra, &sum.intra[own - memory], &sum.intra_error[own - memory]);
       const double log = std::log(whole.l);
       const double lse = whole.m + log;
       const double log_relative =

@@ -2,23 +2,22 @@
 
 #include <cassert>
 
-#include "conformance/products_kinds.hpp"
-
 namespace headwater::conformance {
 namespace {
 
 struct Products {
   Product* plain = Eigen_baseline::product;
   Product* transposed = Eigen_baseline::product_transposed;
+  Weigh* weigh = Eigen_baseline::weigh;
 };
 
 Products best_products() {
 #ifndef __clang__
   if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0) {
-    return {Eigen_avx512::product, Eigen_avx512::product_transposed};
+    return {Eigen_avx512::product, Eigen_avx512::product_transposed, Eigen_avx512::weigh};
   }
   if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0) {
-    return {Eigen_avx2::product, Eigen_avx2::product_transposed};
+    return {Eigen_avx2::product, Eigen_avx2::product_transposed, Eigen_avx2::weigh};
   }
 #endif
   return {};
@@ -41,5 +40,7 @@ RowMatrix product(const RowMatrix& a, const RowMatrix& b) {
   kBest.plain(a.data(), b.data(), c.data(), a.rows(), a.cols(), b.cols());
   return c;
 }
+
+void weigh(const SeenPart& seen) { kBest.weigh(seen); }
 
 }  // namespace headwater::conformance
