@@ -82,9 +82,24 @@ const std::vector<float> kF16Values = all_values(kF16);
 
 }  // namespace
 
-std::uint16_t bf16_bits(float value) { return std::isnan(value) ? 0x7fc0 : encode(kBf16, value); }
+std::uint16_t bf16_bits(float value) {
+  if (std::isnan(value)) return 0x7fc0;
+  // Most values that are asked for are BF16 numbers: the upper half of the float.
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return (bits & 0xffffu) == 0 ? static_cast<std::uint16_t>(bits >> 16) : encode(kBf16, value);
+}
 float bf16_value(std::uint16_t bits) { return kBf16Values[bits]; }
-std::uint16_t f16_bits(float value) { return std::isnan(value) ? 0x7e00 : encode(kF16, value); }
+std::uint16_t f16_bits(float value) {
+  if (std::isnan(value)) return 0x7e00;
+  // Most values that are asked for are normal F16 numbers: sign, the low five bits of the exponent with the other bias, and
+  // the upper ten bits of the fraction.
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if ((bits & 0x1fffu) == 0 && magnitude >= 0x38800000u && magnitude < 0x47800000u) {
+    return static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | (magnitude - 0x38000000u) >> 13);
+  }
+  return encode(kF16, value);
+}
 float f16_value(std::uint16_t bits) { return kF16Values[bits]; }
 
 void store_element(DType type, float value, void* to) {

@@ -95,7 +95,7 @@ void widening(Context&) {
     const std::uint16_t bf16_back = std::isnan(bf16) ? std::uint16_t{0x7fc0} : bits;
     if (core::f16_from_float(f16) != f16_back || reference::round_to_f16(f16) != f16_back ||
         f16_bits(f16) != f16_back || core::bf16_from_float(bf16) != bf16_back ||
-        reference::round_to_bf16(bf16) != bf16_back) {
+        reference::round_to_bf16(bf16) != bf16_back || bf16_bits(bf16) != bf16_back) {
       throw Violation(fmt::format("pattern {:#06x} does not come back", bits));
     }
   }
