@@ -240,7 +240,8 @@ HeadTruth eigen_oracle(const HeadChunk& input, const Arithmetic& arithmetic, int
         weigh(keys);
       };
       weigh_part(first, own, inter, sum.inter.data(), sum.inter_error.data());
-      weigh_part(own, visible, intra, &sum.intra[own - memory], &sum.intra_error[own - memory]);
+      weigh_part(own, visible, intra, sum.intra.data() + (own - memory),
+                 sum.intra_error.data() + (own - memory));
       const double log = std::log(whole.l);
       const double lse = whole.m + log;
       const double log_relative =
