@@ -61,7 +61,7 @@ Conversation::Conversation(Transformer& transformer, const Conversation& from)
       logits_(from.logits_),
       known_(from.known_),
       record_(from.record_),
-      before_(now()) {}
+      before_(HEADWATER_SABOTAGE("runtime.fork.begins_with_nothing") ? Before{} : now()) {}
 
 /// The session holds tokens that nothing is known of here.
 void Conversation::begin_anew() {
@@ -79,14 +79,17 @@ void Conversation::reset() {
 void Conversation::truncate(std::int64_t tokens) {
   const bool all = tokens == this->tokens();
   transformer_.truncate(tokens, slot_);
-  if (!all) begin_anew();
+  if (!all && !HEADWATER_SABOTAGE("runtime.truncate.logits_stay")) begin_anew();
 }
 
-/// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
+/// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3). What goes on with a sparse turn is sparse
+/// however short it is, unless a memory set has room for all before it.
 std::int64_t Conversation::tail_of(std::int64_t n) const {
   const EffectiveOptions& options = session().options();
-  const bool sparse = options.sparse && n > options.chunk && n >= options.dense_below;
-  return sparse ? std::min(dense_tail_, n - 1) : 0;
+  if (options.sparse && n > options.chunk && n >= options.dense_below) return std::min(dense_tail_, n - 1);
+  const bool sparse = session().state() == SessionState::prefilling && tokens() > options.memory() &&
+                      session().plan().back().mode == ChunkMode::sparse;
+  return sparse && !HEADWATER_SABOTAGE("runtime.tail.none_of_a_short_rest") ? std::min(dense_tail_, n) : 0;
 }
 
 void Conversation::count_step() {

@@ -81,7 +81,6 @@ class Transformer::Stopwatch {
 
 Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options)
     : model_(std::move(model)), engine_(headwater::engine(options.engine)), relay_(options.relay) {
-  const ModelConfig& config = model_->config();
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));

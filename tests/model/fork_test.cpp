@@ -8,6 +8,7 @@
 #include "headwater/error.hpp"
 #include "runtime/generate/conversation.hpp"
 #include "tests/model/made_model.hpp"
+#include "tests/model/parts.hpp"
 #include "tests/model/support.hpp"
 
 namespace headwater::runtime::testing {
@@ -147,6 +148,26 @@ TEST_P(Forks, CanBeTruncatedApart) {
   EXPECT_EQ(parent.said(), said);
 }
 
+// The question behind a beginning that is used again sees all of it, however short it is.
+TEST_P(Forks, TheEndOfATurnThatWasCutIsDense) {
+  Talk cut = talk(100);
+  cut.conversation.set_dense_tail(10);
+  take(cut, {200}, 1);
+  const auto steps = [&](std::int64_t kept, std::int64_t n) {
+    Talk fork(cut);
+    fork.conversation.truncate(kept);
+    take(fork, {n}, 2);
+    return fork.conversation.steps();
+  };
+  EXPECT_EQ(steps(3 * kChunk, 25), is("dense") ? "p25" : "p15,d10");
+  EXPECT_EQ(steps(3 * kChunk, 6), is("dense") ? "p6" : "d6");
+  if (!is("h2o")) {
+    EXPECT_EQ(steps(16, 6), "p6");  // as many as a memory set
+    EXPECT_EQ(steps(17, 6), is("dense") ? "p6" : "d6");
+  }
+  EXPECT_EQ(steps(200, 20), "p20");  // a turn of its own
+}
+
 // recover() of one that was just forked or truncated keeps its tokens, also where nothing has begun.
 TEST_P(Forks, KeepWhatTheyBeganWith) {
   Talk parent = talk(100);
@@ -157,6 +178,20 @@ TEST_P(Forks, KeepWhatTheyBeganWith) {
   fork.conversation.truncate(70);
   fork.conversation.recover();
   EXPECT_EQ(fork.conversation.tokens(), 70);
+}
+
+// The other parts have sessions of their own.
+TEST(ForksOfParts, AreRefused) {
+  MadeSizes sizes;
+  sizes.layers = 2;
+  const MadeModel made(sizes);
+  Parts parts({1}, options(50), [&](const ModelPart& part) { return made.load(Precision::f32, part); });
+  try {
+    const Transformer fork(parts.front(), 0);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "a session of several parts cannot be forked; allowed: a model in one part");
+  }
 }
 
 }  // namespace

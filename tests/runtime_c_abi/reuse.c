@@ -6,8 +6,8 @@ headwater_status go_on_with(headwater_conversation* talk, const int32_t* held, c
                             int64_t count);
 
 /* [reuse] */
-/* Brings a conversation, which holds the tokens `held`, to these ids: what both begin with is not computed again, but for
- * the last id, whose logits are wanted. */
+/* Brings a conversation, which holds the tokens `held`, to these ids: what both begin with is not computed again, but
+ * for the last id, whose logits are wanted. */
 headwater_status go_on_with(headwater_conversation* talk, const int32_t* held, const int32_t* ids,
                             int64_t count) {
   int64_t tokens = 0, same = 0;
