@@ -257,7 +257,7 @@ HEADWATER_API headwater_status headwater_conversation_logits(const headwater_con
 HEADWATER_API headwater_status headwater_conversation_tokens(const headwater_conversation* conversation,
                                                              int64_t* tokens);
 
-/* Back to an empty conversation. */
+/* Back to an empty conversation. Errors: out_of_memory (of a fork; then nothing has changed). */
 HEADWATER_API headwater_status headwater_conversation_reset(headwater_conversation* conversation);
 
 /* A second conversation that is what this one is (model, options, tokens, turn, logits, dense_tail) and goes on by itself, to
@@ -271,7 +271,7 @@ HEADWATER_API headwater_status headwater_conversation_fork(headwater_conversatio
  * goes on with the next headwater_conversation_feed(), in its mode. The logits are gone until a feed or an append; with all
  * tokens kept nothing changes. In a sparse turn tokens chose together what they read, a chunk at a time: where n is inside a
  * chunk, the last of the tokens that are kept were computed with those that are not. Errors: invalid_argument (which n are
- * allowed: with rule H2O not all, options.checkpoints), unsupported; then nothing has changed. */
+ * allowed: with rule H2O not all, options.checkpoints), out_of_memory (of a fork), unsupported; then nothing has changed. */
 HEADWATER_API headwater_status headwater_conversation_truncate(headwater_conversation* conversation,
                                                                int64_t n);
 

@@ -454,7 +454,7 @@ class Conversation(_native.Owner):
             _check(_library.headwater_conversation_append(handle, number))
 
     def reset(self) -> None:
-        """Back to an empty conversation."""
+        """Back to an empty conversation. Errors: MemoryError (of a fork)."""
         with self._used() as handle:
             _check(_library.headwater_conversation_reset(handle))
 
@@ -471,7 +471,7 @@ class Conversation(_native.Owner):
         """Keeps the first n tokens, 0 <= n <= tokens (with select "h2o" not every n, STATE-10), and the turn they are in. There
         are no logits then until feed() or append(). In a sparse turn tokens choose what they read a chunk at a time: where n
         is inside a chunk, its tokens that are kept were computed with those that are not. Errors: ValueError (which n are
-        allowed), NotImplementedError (not by this engine); then nothing has changed."""
+        allowed), MemoryError (of a fork), NotImplementedError (not by this engine); then nothing has changed."""
         with self._used() as handle:
             _check(_library.headwater_conversation_truncate(handle, _options.integer(n, "n")))
 

@@ -165,7 +165,7 @@ TEST_P(Forks, TheEndOfATurnThatWasCutIsDense) {
     EXPECT_EQ(steps(16, 6), "p6");  // as many as a memory set
     EXPECT_EQ(steps(17, 6), is("dense") ? "p6" : "d6");
   }
-  EXPECT_EQ(steps(200, 20), "p20");  // a turn of its own
+  EXPECT_TRUE(steps(200, 20).ends_with(is("dense") ? ",p8,p20" : ",d10,p20"));  // nothing was cut
 }
 
 // recover() of one that was just forked or truncated keeps its tokens, also where nothing has begun.

@@ -277,6 +277,8 @@ static void test_pages(void) {
   memory.most = forked;
   FAILS(headwater_conversation_feed(forks[0], ids_of(1), 9), HEADWATER_OUT_OF_MEMORY, "no memory");
   FAILS(headwater_conversation_append(talk, 7), HEADWATER_OUT_OF_MEMORY, "no memory");
+  FAILS(headwater_conversation_reset(forks[0]), HEADWATER_OUT_OF_MEMORY, "no memory");
+  FAILS(headwater_conversation_truncate(forks[0], 0), HEADWATER_OUT_OF_MEMORY, "no memory");
   CHECK(tokens_of(forks[0]) == 4200 && says(forks[0], &begun));
   CHECK(tokens_of(talk) == 4200 && says(talk, &begun));
   CHECK_EQUAL(memory.taken, forked);
