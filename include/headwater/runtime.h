@@ -249,7 +249,7 @@ HEADWATER_API headwater_status headwater_conversation_append(headwater_conversat
                                                              int32_t id);
 
 /* The logits of the token that comes next: `count` floats, the model's vocabulary. They belong to the conversation and stay
- * until it is changed. Errors: wrong_state (it is empty). */
+ * until it is changed. Errors: wrong_state (it is empty, or was truncated). */
 HEADWATER_API headwater_status headwater_conversation_logits(const headwater_conversation* conversation,
                                                              const float** logits, int64_t* count);
 
@@ -257,8 +257,23 @@ HEADWATER_API headwater_status headwater_conversation_logits(const headwater_con
 HEADWATER_API headwater_status headwater_conversation_tokens(const headwater_conversation* conversation,
                                                              int64_t* tokens);
 
-/* Back to an empty conversation. */
+/* Back to an empty conversation. Errors: out_of_memory (of a fork; then nothing has changed). */
 HEADWATER_API headwater_status headwater_conversation_reset(headwater_conversation* conversation);
+
+/* A second conversation that is what this one is (model, options, tokens, turn, logits, dense_tail) and goes on by itself, to
+ * the bit. Stored rows are shared; scores and working memory are the fork's own (headwater_fork()). No interrupt is taken
+ * over. Either may be used by another thread, and may be closed first. *fork is set to NULL on error; this conversation stays
+ * what it is. Errors: out_of_memory, unsupported (by the engine). */
+HEADWATER_API headwater_status headwater_conversation_fork(headwater_conversation* conversation,
+                                                           headwater_conversation** fork);
+
+/* Keeps the first n tokens, 0 <= n <= headwater_conversation_tokens(), as headwater_truncate() does; the turn of token n - 1
+ * goes on with the next headwater_conversation_feed(), in its mode. The logits are gone until a feed or an append; with all
+ * tokens kept nothing changes. In a sparse turn tokens chose together what they read, a chunk at a time: where n is inside a
+ * chunk, the last of the tokens that are kept were computed with those that are not. Errors: invalid_argument (which n are
+ * allowed: with rule H2O not all, options.checkpoints), out_of_memory (of a fork), unsupported; then nothing has changed. */
+HEADWATER_API headwater_status headwater_conversation_truncate(headwater_conversation* conversation,
+                                                               int64_t n);
 
 /* The session below, for the functions of headwater.h that say what one holds (options, warnings, memory, chunks, rows):
  * nothing else may be done with it. It belongs to the conversation and lives as long. */

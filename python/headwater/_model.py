@@ -367,7 +367,7 @@ class Conversation(_native.Owner):
     model: Model
     capacity: int
 
-    _instead = "a new one of Model.conversation(), which is fed the same ids: it has no fork()"
+    _instead = "fork(), a second conversation that shares what is stored"
 
     def __init__(self, model: Model, capacity: SupportsIndex | None, cache_type: str, dense_tail: SupportsIndex, engine: str | None,
                  options: dict[str, Any]) -> None:
@@ -379,16 +379,18 @@ class Conversation(_native.Owner):
         native.capacity = 0 if capacity is None else self._counted(capacity, "capacity", 1)
         native.dense_tail = self._counted(dense_tail, "dense_tail", 0)
         native.cache_type = _options.choice(cache_type, "cache_type", _runtime.CACHE_TYPES)
+        self._open(model, native.capacity or model.context, own.native, lambda opened: (
+            _library.headwater_conversation_open(model._handle, _byref(native), opened)))
+
+    def _open(self, model, capacity, asked, opens):
         self._handle = ctypes.c_void_p()
-        _check(_library.headwater_conversation_open(model._handle, _byref(native), _byref(self._handle)))
-        self.model = model
-        self.capacity = model.context if capacity is None else native.capacity
+        _check(opens(_byref(self._handle)))
+        self.model, self.capacity, self._asked = model, capacity, asked
         session = ctypes.c_void_p()
         _check(_library.headwater_conversation_session(self._handle, _byref(session)))
         self._below = _Below(session, _options.shape(model.layers, model.heads, model.kv_heads, model.head_dim,
                                                      model.value_dim, self.capacity, "float32"))
         self._interrupt = _Interrupt()
-        self._asked = own.native
 
     def __repr__(self) -> str:
         below = getattr(self, "_below", None)
@@ -452,9 +454,26 @@ class Conversation(_native.Owner):
             _check(_library.headwater_conversation_append(handle, number))
 
     def reset(self) -> None:
-        """Back to an empty conversation."""
+        """Back to an empty conversation. Errors: MemoryError (of a fork)."""
         with self._used() as handle:
             _check(_library.headwater_conversation_reset(handle))
+
+    def fork(self) -> "Conversation":
+        """A second conversation that is what this one is, its logits and the turn it is in among it, and goes on by itself.
+        Stored rows are shared, so that a document that many go on from is in memory once. Errors: MemoryError,
+        NotImplementedError (not by this engine)."""
+        with self._used() as handle:
+            other = type(self).__new__(type(self))
+            other._open(self.model, self.capacity, self._asked, lambda forked: _library.headwater_conversation_fork(handle, forked))
+            return other
+
+    def truncate(self, n: int) -> None:
+        """Keeps the first n tokens, 0 <= n <= tokens (with select "h2o" not every n, STATE-10), and the turn they are in. There
+        are no logits then until feed() or append(). In a sparse turn tokens choose what they read a chunk at a time: where n
+        is inside a chunk, its tokens that are kept were computed with those that are not. Errors: ValueError (which n are
+        allowed), MemoryError (of a fork), NotImplementedError (not by this engine); then nothing has changed."""
+        with self._used() as handle:
+            _check(_library.headwater_conversation_truncate(handle, _options.integer(n, "n")))
 
     def losses(self, ids: Iterable[int], decode: int = 256) -> list[float]:
         """Losses in nats of ids[1:], a list of floats, each by what the model predicts after those before it: all but the
@@ -497,7 +516,7 @@ class Conversation(_native.Owner):
     @property
     def logits(self) -> Any:
         """Those of the token that comes next, float32 [vocabulary], a copy: a NumPy array, or array.array where there is no
-        NumPy. Errors: RuntimeError (the conversation is empty)."""
+        NumPy. Errors: RuntimeError (the conversation is empty, or was truncated)."""
         with self._logits() as (address, count):
             data = ctypes.string_at(address, 4 * count)
         try:

@@ -55,6 +55,8 @@ _CALLS = {
     "conversation_logits": [_POINTER, _OUT, _INT64S],
     "conversation_tokens": [_POINTER, _INT64S],
     "conversation_reset": [_POINTER],
+    "conversation_fork": [_POINTER, _OUT],
+    "conversation_truncate": [_POINTER, _I64],
     "conversation_session": [_POINTER, _OUT],
     "conversation_losses": [_POINTER, _POINTER, _I64, _I64, _POINTER],
     "conversation_compare": [_POINTER, _POINTER, _POINTER, _I64, _I64, ctypes.POINTER(Comparison)],

@@ -45,6 +45,11 @@ struct headwater_conversation {
       : transformer(model, options), talk(transformer, dense_tail) {
     seen.session.reset(&transformer.session());
   }
+  /// A fork.
+  explicit headwater_conversation(headwater_conversation& from)
+      : transformer(from.transformer, 0), talk(transformer, from.talk) {
+    seen.session.reset(&transformer.session());
+  }
   ~headwater_conversation() { (void)seen.session.release(); }
   headwater_conversation(const headwater_conversation&) = delete;
   headwater_conversation& operator=(const headwater_conversation&) = delete;
@@ -577,7 +582,11 @@ headwater_status headwater_conversation_logits(const headwater_conversation* con
     needed(logits, "logits");
     needed(count, "count");
     const std::span<const float> all = own.talk.logits();
-    if (all.empty()) throw Error(ErrorCode::wrong_state, "the conversation is empty; allowed: after a turn");
+    if (all.empty()) {
+      throw Error(ErrorCode::wrong_state,
+                  fmt::format("the conversation {}; allowed: after a turn",
+                              own.talk.tokens() == 0 ? "is empty" : "was truncated and holds no logits"));
+    }
     *logits = all.data();
     *count = static_cast<std::int64_t>(all.size());
   });
@@ -589,6 +598,18 @@ headwater_status headwater_conversation_tokens(const headwater_conversation* con
 
 headwater_status headwater_conversation_reset(headwater_conversation* conversation) {
   return guarded([&] { open(conversation).talk.reset(); });
+}
+
+headwater_status headwater_conversation_fork(headwater_conversation* conversation,
+                                             headwater_conversation** fork) {
+  return guarded([&] {
+    *needed(fork, "fork") = nullptr;
+    *fork = std::make_unique<headwater_conversation>(open(conversation)).release();
+  });
+}
+
+headwater_status headwater_conversation_truncate(headwater_conversation* conversation, int64_t n) {
+  return guarded([&] { open(conversation).talk.truncate(n); });
 }
 
 headwater_status headwater_conversation_session(const headwater_conversation* conversation,

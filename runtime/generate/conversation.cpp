@@ -54,18 +54,42 @@ Conversation::Conversation(Transformer& transformer, std::int64_t dense_tail, in
       slot_(slot),
       logits_(static_cast<std::size_t>(transformer.model().config().vocabulary)) {}
 
-void Conversation::reset() {
-  transformer_.reset(slot_);
+Conversation::Conversation(Transformer& transformer, const Conversation& from)
+    : transformer_(transformer),
+      dense_tail_(from.dense_tail_),
+      slot_(0),
+      logits_(from.logits_),
+      known_(from.known_),
+      record_(from.record_),
+      before_(HEADWATER_SABOTAGE("runtime.fork.begins_with_nothing") ? Before{} : now()) {}
+
+/// The session holds tokens that nothing is known of here.
+void Conversation::begin_anew() {
+  known_ = false;
   record_ = {};
-  before_ = {};
   turn_ = {};
+  before_ = now();
 }
 
-/// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
+void Conversation::reset() {
+  transformer_.reset(slot_);
+  begin_anew();
+}
+
+void Conversation::truncate(std::int64_t tokens) {
+  const bool all = tokens == this->tokens();
+  transformer_.truncate(tokens, slot_);
+  if (!all && !HEADWATER_SABOTAGE("runtime.truncate.logits_stay")) begin_anew();
+}
+
+/// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3). What goes on with a sparse turn is sparse
+/// however short it is, unless a memory set has room for all before it.
 std::int64_t Conversation::tail_of(std::int64_t n) const {
   const EffectiveOptions& options = session().options();
-  const bool sparse = options.sparse && n > options.chunk && n >= options.dense_below;
-  return sparse ? std::min(dense_tail_, n - 1) : 0;
+  if (options.sparse && n > options.chunk && n >= options.dense_below) return std::min(dense_tail_, n - 1);
+  const bool sparse = session().state() == SessionState::prefilling && tokens() > options.memory() &&
+                      session().plan().back().mode == ChunkMode::sparse;
+  return sparse && !HEADWATER_SABOTAGE("runtime.tail.none_of_a_short_rest") ? std::min(dense_tail_, n) : 0;
 }
 
 void Conversation::count_step() {
@@ -169,9 +193,7 @@ void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress&
 
 std::unique_ptr<Session> Conversation::exchange(std::unique_ptr<Session> session) {
   std::unique_ptr<Session> other = transformer_.exchange(slot_, std::move(session));
-  record_ = {};
-  before_ = {};
-  turn_ = {};
+  begin_anew();
   return other;
 }
 
@@ -210,6 +232,7 @@ void Conversation::take_logits(std::span<Conversation* const> talks) {
   std::array<float*, kMostSlots> logits{};
   for (std::size_t i = 0; i < talks.size(); ++i) logits.at(i) = talks[i]->logits_.data();
   talks.front()->transformer_.take_logits(std::span(logits).first(talks.size()));
+  for (Conversation* const talk : talks) talk->known_ = true;
 }
 
 void Conversation::append_ahead(std::span<Conversation* const> talks, std::span<const std::int32_t> ids) {

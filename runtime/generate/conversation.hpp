@@ -26,6 +26,9 @@ class Conversation {
   /// the question at the end of a long prompt. 0 is the plain algorithm.
   /// It is the one in this slot of the transformer.
   Conversation(Transformer& transformer, std::int64_t dense_tail, int slot = 0);
+  /// Goes on by itself, in slot 0 of `transformer`, from where `from` is; the transformer is a fork of from's, made when
+  /// from was in the same place. The observer stays behind.
+  Conversation(Transformer& transformer, const Conversation& from);
 
   /// Called from inside feed() with the share of the turn that is done, 0 .. 1; an exception from it ends the turn, and
   /// only reset() is legal then.
@@ -64,10 +67,13 @@ class Conversation {
   /// calls on one transformer. Errors: those of Transformer::take_logits.
   static void take_logits(std::span<Conversation* const> talks);
   void reset();
+  /// Keeps the first `tokens`, which count as no work of this conversation; there are no logits then until a turn or an
+  /// append(). All of them: nothing changes. Errors: those of Session::truncate(); then nothing is changed.
+  void truncate(std::int64_t tokens);
 
-  /// Of the token that comes next; empty where there are no tokens.
+  /// Of the token that comes next; empty where there are no tokens, and after truncate().
   [[nodiscard]] std::span<const float> logits() const {
-    return tokens() > 0 ? std::span<const float>(logits_) : std::span<const float>();
+    return known_ ? std::span<const float>(logits_) : std::span<const float>();
   }
   [[nodiscard]] std::int64_t tokens() const { return session().tokens(); }
   /// Over everything since reset().
@@ -82,6 +88,7 @@ class Conversation {
 
  private:
   [[nodiscard]] const Session& session() const { return transformer_.session(slot_); }
+  void begin_anew();
   /// The step that was run counts.
   void count_step();
   void note(const Step& step);
@@ -90,6 +97,7 @@ class Conversation {
   std::int64_t dense_tail_;
   int slot_;
   std::vector<float> logits_;
+  bool known_ = false;  // logits_ are those after the last token
   LayerObserver observer_;
   /// That goes in by step().
   struct Turn {

@@ -81,7 +81,6 @@ class Transformer::Stopwatch {
 
 Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options)
     : model_(std::move(model)), engine_(headwater::engine(options.engine)), relay_(options.relay) {
-  const ModelConfig& config = model_->config();
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));
@@ -99,23 +98,41 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   session_shape_ = session_shape(*model_, options);
   session_options_ = std::move(attention);
   for (int slot = 0; slot < options.slots; ++slot) sessions_.push_back(open_session());
+  take_workspaces();
+  if (relay_) {
+    options_.dense_layers = options.attention.dense_layers;
+    relay_->opened();
+  }
+}
+
+Transformer::Transformer(Transformer& from, int slot)
+    : model_(from.model_),
+      engine_(from.engine_),
+      session_shape_(from.session_shape_),
+      session_options_(from.session_options_) {
+  from.refuse_parts("forked");
+  sessions_.push_back(from.session(slot).fork());
+  take_workspaces();
+}
+
+void Transformer::take_workspaces() {
+  const ModelConfig& config = model_->config();
   options_ = session().options();
-  if (relay_) options_.dense_layers = options.attention.dense_layers;
   active_.reserve(sessions_.size());
   calls_.resize(sessions_.size());
   ids_.reserve(sessions_.size());
   const EffectiveOptions& effective = session().options();
   threads_ = effective.threads;
-  max_step_ = std::min(effective.batch, options.capacity);
+  max_step_ = std::min(effective.batch, session_shape_.capacity);
   qkv_width_ = (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
-  const std::int64_t most = std::max<std::int64_t>(max_step_, options.slots);
+  const std::int64_t most = std::max<std::int64_t>(max_step_, slots());
   const std::int64_t rows = workspace_rows();
   const std::int64_t element = precision_bytes(model_->precision());
   positions_.reserve(static_cast<std::size_t>(most));
   residual_ = AlignedBuffer(bytes(most, config.width));
   normed_ = AlignedBuffer(bytes(rows, config.width, element));
   qkv_ = AlignedBuffer(bytes(most, qkv_width_));
-  bf16_rows_ = options.cache_type == DType::bf16 && model_->precision() == Precision::bf16;
+  bf16_rows_ = session_shape_.kv_type == DType::bf16 && model_->precision() == Precision::bf16;
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
@@ -137,7 +154,6 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
   blocks_.reserve(std::max(most_blocks(max_step_, effective.chunk), std::size_t{1}));
   scratch_.resize(static_cast<std::size_t>(threads_));
   for (ProjectionScratch& one : scratch_) one.memory = AlignedBuffer(model_->scratch_bytes());
-  if (relay_) relay_->opened();
 }
 
 /// What the model's layers say of attention.
@@ -225,11 +241,14 @@ std::unique_ptr<Session> Transformer::load_session(const std::string& path, cons
   return load(engine_, session_shape_, session_options(rule), path, fingerprint);
 }
 
+void Transformer::refuse_parts(const char* what) const {
+  if (!relay_) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("a session of several parts cannot be {}; allowed: a model in one part", what));
+}
+
 std::unique_ptr<Session> Transformer::exchange(int slot, std::unique_ptr<Session> session) {
-  if (relay_) {
-    throw Error(ErrorCode::invalid_argument,
-                "a session of several parts cannot be exchanged; allowed: a model in one part");
-  }
+  refuse_parts("exchanged");
   step_rows_ = 0;
   std::swap(sessions_[static_cast<std::size_t>(slot)], session);
   return session;

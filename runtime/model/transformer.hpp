@@ -82,6 +82,9 @@ class Transformer {
  public:
   /// Errors: those of Engine::open; invalid_argument for other numbers of slots.
   Transformer(std::shared_ptr<const Model> model, const TransformerOptions& options);
+  /// A transformer of one slot for the same model, by itself, whose session is a fork of the one in `slot`. Errors: those of
+  /// Session::fork(); invalid_argument where the model has other parts, with sessions of their own.
+  Transformer(Transformer& from, int slot);
 
   /// Runs one step: ids.size() = step.n <= max_step(). Errors: those of Session::begin; invalid_argument for an id
   /// outside the vocabulary, and for more than max_step() tokens. After an exception from inside only reset() is
@@ -140,6 +143,8 @@ class Transformer {
 
  private:
   class Stopwatch;
+  /// Memory for steps of the sessions that are there.
+  void take_workspaces();
   /// Of the buffers with padding. Rows of decode steps of one token are F32: each takes the room of two of BF16.
   [[nodiscard]] std::int64_t workspace_rows() const {
     return std::max<std::int64_t>(max_step_ + kRowPadding, std::int64_t{2} * slots());
@@ -148,6 +153,8 @@ class Transformer {
   void initialise_rows(std::int64_t rows);
   void describe_attention(Options& attention) const;
   [[nodiscard]] Options session_options(const PromptRule& rule) const;
+  /// Where other parts of the model have sessions of their own, which nobody asks here.
+  void refuse_parts(const char* what) const;
   void check_id(std::int32_t id) const;
   void begin(const Step& step, int slot);
   void begin(std::span<const SlotToken> tokens);

@@ -181,5 +181,71 @@ TEST_F(RuntimeCAbi, WhatTheSessionThrowsIsTakenBackUnlessItWasRefused) {
   }
 }
 
+// A fork that the session refuses, or that finds no memory, is none, and nobody notices.
+TEST_F(RuntimeCAbi, AForkThatFailsIsNone) {
+  ASSERT_EQ(feed(20), HEADWATER_OK);
+  const struct {
+    std::function<std::unique_ptr<Session>()> fork;
+    headwater_status status;
+    const char* text;
+  } cases[] = {{[]() -> std::unique_ptr<Session> { throw Error(ErrorCode::unsupported, "fork() by mine"); },
+                HEADWATER_UNSUPPORTED, "fork() by mine"},
+               {[]() -> std::unique_ptr<Session> { throw Error(ErrorCode::out_of_memory, "no page"); },
+                HEADWATER_OUT_OF_MEMORY, "no page"},
+               {[]() -> std::unique_ptr<Session> { throw std::bad_alloc(); }, HEADWATER_OUT_OF_MEMORY,
+                "out of memory"}};
+  for (const auto& one : cases) {
+    EXPECT_CALL(*session_, fork()).WillOnce(one.fork);
+    headwater_conversation* fork = talk_;
+    EXPECT_EQ(headwater_conversation_fork(talk_, &fork), one.status);
+    EXPECT_STREQ(headwater_runtime_last_error(), one.text);
+    EXPECT_EQ(fork, nullptr);
+    session_->verify();
+    EXPECT_EQ(tokens(), 20);
+    EXPECT_EQ(headwater_conversation_append(talk_, 3), HEADWATER_OK) << headwater_runtime_last_error();
+    EXPECT_CALL(*session_, truncate(20));
+    EXPECT_EQ(headwater_conversation_truncate(talk_, 20), HEADWATER_OK);
+    session_->verify();
+  }
+}
+
+// The fork runs over the session that it was given, which asks nobody to stop, and leaves the other one's alone.
+TEST_F(RuntimeCAbi, AForkHasASessionOfItsOwn) {
+  Asked asked{0, 1};
+  Claims claims;
+  claims.interrupt = true;
+  ON_CALL(engine_, claims()).WillByDefault(Return(claims));
+  EXPECT_CALL(*session_, set_interrupt(_));
+  ASSERT_EQ(headwater_conversation_set_interrupt(talk_, Asked::ask, &asked), HEADWATER_OK);
+  auto owned = std::make_unique<ProtocolSession>(session_->shape(), Options{});
+  ProtocolSession* const own = owned.get();
+  bool destroyed = false;
+  own->on_destruction = [&] { destroyed = true; };
+  EXPECT_CALL(*session_, fork()).WillOnce([&] { return std::move(owned); });
+  EXPECT_CALL(*own, set_interrupt(_)).Times(0);
+  headwater_conversation* fork = nullptr;
+  ASSERT_EQ(headwater_conversation_fork(talk_, &fork), HEADWATER_OK);
+  EXPECT_CALL(*session_, begin(_)).Times(0);
+  own->expect_step(prefill(5));
+  EXPECT_EQ(headwater_conversation_feed(fork, ids(5).data(), 5), HEADWATER_OK);
+  EXPECT_EQ(asked.questions, 0);
+  EXPECT_EQ(tokens(), 0);
+  own->verify();
+  headwater_conversation_close(fork);
+  EXPECT_TRUE(destroyed);
+}
+
+// What the session does not give up is kept with its logits.
+TEST_F(RuntimeCAbi, ATruncationThatFailsChangesNothing) {
+  ASSERT_EQ(feed(20), HEADWATER_OK);
+  const float* logits = nullptr;
+  std::int64_t count = 0;
+  EXPECT_CALL(*session_, truncate(5)).WillOnce(Throw(Error(ErrorCode::invalid_argument, "n is 5")));
+  EXPECT_EQ(headwater_conversation_truncate(talk_, 5), HEADWATER_INVALID_ARGUMENT);
+  EXPECT_STREQ(headwater_runtime_last_error(), "n is 5");
+  EXPECT_EQ(tokens(), 20);
+  EXPECT_EQ(headwater_conversation_logits(talk_, &logits, &count), HEADWATER_OK);
+}
+
 }  // namespace
 }  // namespace headwater::mocks

@@ -647,12 +647,59 @@ class Conversations(Tests):
     def test_copies(self):
         talk, chat, sampler = self.talk(), self.model.chat(), _model._Sampler(9, 0.0, 0, 1.0, 0.0, 0)
         talk.feed(self.ids[:20])
-        for owner, allowed in ((self.model, r"the same one in other threads and after os\.fork\(\)"), (talk, "a new one of Model"),
+        for owner, allowed in ((self.model, r"the same one in other threads and after os\.fork\(\)"), (talk, r"fork\(\), a second conversation"),
                                (talk._below, "."), (chat, "a new one of Model"), (sampler, ".")):
             for copied in (copy.copy, copy.deepcopy, pickle.dumps, lambda it: pickle.dumps(it, 0)):
                 with self.assertRaisesRegex(TypeError, f"^a {type(owner).__name__} cannot be copied or pickled; allowed: {allowed}"):
                     copied(owner)
         self.assertEqual(talk.tokens, 20)
+
+    def test_forks_go_on_apart(self):
+        wanted = []
+        for text in (self.ids[500:570], self.ids[600:640]):
+            whole = self.talk(select="h2o")
+            whole.feed(self.ids[:300])
+            whole.feed(text)
+            wanted.append(whole.logits)
+        talk = self.talk(select="h2o")
+        talk.feed(self.ids[:300])
+        fork = talk.fork()
+        self.assertIsInstance(fork, headwater.Conversation)
+        self.assertEqual((fork.model, fork.capacity, fork.tokens, fork.options), (self.model, 1000, 300, talk.options))
+        self.assertEqual(repr(fork), repr(talk))
+        numpy.testing.assert_array_equal(fork.logits, talk.logits)
+        worker = threading.Thread(target=lambda: fork.feed(self.ids[500:570]))
+        worker.start()
+        talk.feed(self.ids[600:640])
+        worker.join()
+        numpy.testing.assert_array_equal(talk.logits, wanted[1])
+        talk.close()
+        numpy.testing.assert_array_equal(fork.logits, wanted[0])
+        self.assertEqual(fork.fork().tokens, 370)
+        with self.assertRaisesRegex(RuntimeError, "closed"):
+            talk.fork()
+
+    def test_truncated(self):
+        talk = self.talk(select="sketches", dense_tail=0)
+        talk.feed(self.ids[:300])
+        whole = talk.logits
+        talk.truncate(numpy.int64(300))
+        numpy.testing.assert_array_equal(talk.logits, whole)
+        talk.truncate(128)
+        self.assertEqual((talk.tokens, talk.chunks[-1][:2]), (128, (64, 128)))
+        with self.assertRaisesRegex(RuntimeError, "truncated"):
+            _ = talk.logits
+        talk.feed(self.ids[128:300])
+        numpy.testing.assert_array_equal(talk.logits, whole)
+        for n, kind, says in ((301, ValueError, "n = 301 tokens; allowed: 0 .. 300"), (-1, ValueError, "n = -1 tokens"),
+                              ("5", TypeError, "n is '5'"), (5.0, TypeError, "n is 5.0")):
+            with self.subTest(says), self.assertRaisesRegex(kind, says):
+                talk.truncate(n)
+        self.assertEqual(talk.tokens, 300)
+        settled = self.talk(select="h2o")
+        settled.feed(self.ids[:300])
+        with self.assertRaisesRegex(ValueError, "allowed: 0, or"):
+            settled.truncate(100)
 
     def test_a_model_that_nothing_names_is_kept(self):
         talk = headwater.Model(TINY).conversation(capacity=10)

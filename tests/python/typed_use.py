@@ -46,6 +46,9 @@ model.generate("text", chunkk=5)  # E: "chunkk"
 model.generate("text", scale=1.0)  # E: "scale"
 talk = model.conversation(capacity=numpy.int64(64), cache_type="bf16", select="h2o")
 assert_type(talk, Conversation)
+assert_type(talk.fork(), Conversation)
+talk.truncate(5)
+talk.truncate("5")  # E: has incompatible type
 assert_type(talk.losses(array.array("i", [1, 2])), list[float])
 model.conversation(cache_type="f8")  # E: has incompatible type
 model.conversation(chunkk=5)  # E: "chunkk"

@@ -7,33 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "headwater/runtime.h"
-#include "tests/c_abi/check.h"
+#include "tests/runtime_c_abi/talks.h"
 
 headwater_status generate(headwater_model* model, const char* prompt, int most, FILE* out);
 
 static const char* const kModel = MODELS "/headwater-tiny-f16.gguf";
 static const char* const kChatModel = FIXTURES "/llama3.gguf";
-
-/* check_status() of check.h for calls of the runtime, whose library has a line of its own. */
-static void check_call(headwater_status actual, headwater_status expected, const char* part, const char* text,
-                       int line) {
-  const char* message = headwater_runtime_last_error();
-  const int right = actual == expected && strstr(message, part) != NULL && strchr(message, '\n') == NULL &&
-                    (expected != HEADWATER_OK || message[0] == '\0');
-  if (!right) fprintf(stderr, "%s (%s)\n", headwater_status_name(actual), message);
-  check_true(right, text, __FILE__, line);
-}
-#define OK(call) check_call((call), HEADWATER_OK, "", #call, __LINE__)
-#define FAILS(call, status, part) check_call((call), (status), (part), #call, __LINE__)
-#define REFUSED(call, part) FAILS(call, HEADWATER_INVALID_ARGUMENT, part)
-
-static headwater_model* opened(const char* path) {
-  headwater_model* model = NULL;
-  OK(headwater_model_open(path, HEADWATER_PROJECTIONS_AUTO, &model));
-  CHECK(model != NULL);
-  return model;
-}
 
 static void test_model(headwater_model* model) {
   headwater_model_facts facts;
@@ -359,35 +338,8 @@ static int32_t never(void* user) {
 
 static int32_t at_third(void* user) { return ++*(int*)user >= 3; }
 
-static headwater_conversation* talk_of(headwater_model* model, int32_t select, int64_t capacity,
-                                       int64_t chunk, int64_t batch, int64_t dense_tail) {
-  headwater_options attention;
-  headwater_conversation_options options;
-  headwater_conversation* talk = NULL;
-  CHECK_OK(headwater_options_init(&attention, sizeof attention));
-  attention.chunk = chunk;
-  attention.batch = batch;
-  attention.local = 8;
-  attention.heavy = 8;
-  attention.select = select;
-  attention.threads = 1;
-  OK(headwater_conversation_options_init(&options, sizeof options));
-  options.attention = &attention;
-  options.capacity = capacity;
-  options.dense_tail = dense_tail;
-  OK(headwater_conversation_open(model, &options, &talk));
-  CHECK(talk != NULL);
-  return talk;
-}
-
 static headwater_conversation* small(headwater_model* model, int32_t select) {
   return talk_of(model, select, 200, 32, 32, 64);
-}
-
-static int64_t tokens_of(const headwater_conversation* talk) {
-  int64_t tokens = -1;
-  OK(headwater_conversation_tokens(talk, &tokens));
-  return tokens;
 }
 
 /* Of `next` after what the conversation holds, nats. */
@@ -946,6 +898,7 @@ static void test_threads(void) {
 int main(int argc, char** argv) {
   (void)argv;
   test_threads();
+  test_forks_on_threads(kModel);
   if (argc > 1) return failed_checks() == 0 ? 0 : 1;
   headwater_model* model = opened(kModel);
   test_model(model);
@@ -956,6 +909,7 @@ int main(int argc, char** argv) {
   test_conversation(model);
   test_compare_other_chunks(model);
   test_cache_types(model);
+  test_forks(kModel);
   headwater_model* in_f32 = NULL;
   OK(headwater_model_open(kModel, HEADWATER_PROJECTIONS_F32, &in_f32));
   test_cache_types(in_f32);
