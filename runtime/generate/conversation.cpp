@@ -63,9 +63,7 @@ void Conversation::reset() {
 
 /// A turn of at most one chunk is dense anyway, and so is one below D (STATE-3).
 std::int64_t Conversation::tail_of(std::int64_t n) const {
-  const EffectiveOptions& options = session().options();
-  const bool sparse = options.sparse && n > options.chunk && n >= options.dense_below;
-  return sparse ? std::min(dense_tail_, n - 1) : 0;
+  return session().options().sparse_turn(n, false) ? std::min(dense_tail_, n - 1) : 0;
 }
 
 void Conversation::count_step() {

@@ -156,8 +156,8 @@ void Transformer::describe_attention(Options& attention) const {
 }
 
 std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool opens) const {
-  const bool sparse = opens && options_.sparse && n >= options_.dense_below &&
-                      options_.dense_layers.empty() && model_->config().windowed_layers() == 0;
+  const bool sparse = opens && options_.sparse_turn(n, true) && options_.dense_layers.empty() &&
+                      model_->config().windowed_layers() == 0;
   if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
   if (HEADWATER_SABOTAGE("runtime.parts.chunks_run_on")) return std::min(options_.chunk, n - done);
