@@ -58,10 +58,8 @@ bool StepMachine::failed() const { return failed_ && !HEADWATER_SABOTAGE("core.s
 bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
   const bool first = tokens_ == 0;
   if (HEADWATER_SABOTAGE("core.state.dense_below_later_turns") && first) return options_.sparse;
-  if (HEADWATER_SABOTAGE("core.state.short_turn_sparse") && turn_length == options_.chunk) {
-    return options_.sparse_turn(turn_length, true);
-  }
-  return options_.sparse_turn(turn_length, first);
+  const bool as_first = HEADWATER_SABOTAGE("core.state.short_turn_sparse") && turn_length == options_.chunk;
+  return options_.sparse_turn(turn_length, first || as_first);
 }
 
 void StepMachine::begin(const Step& step) {
