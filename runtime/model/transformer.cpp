@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "headwater/detail/option_table.hpp"
 #include "headwater/error.hpp"
 #include "headwater/preset.hpp"
 #include "headwater/rope.hpp"
@@ -55,11 +56,8 @@ void take_rule(Select rule, Options& options) {
                                                : preset(Quality::balanced);
   options.select = rule;
   options.pinned = own.pinned;
-  options.key_block = own.key_block;
-  options.query_block = own.query_block;
-  options.pool = own.pool;
-  options.refine = own.refine;
-  options.least_weight = own.least_weight;
+  detail::for_each_option(detail::Part::size,
+                          [&](const auto& option) { options.*option.asked = own.*option.asked; });
 }
 
 }  // namespace
