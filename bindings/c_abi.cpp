@@ -1,7 +1,6 @@
 // The C ABI of headwater.h over the C++ API: engines, opening, steps, rotation. Every argument is checked by
 // name, every exception becomes a status.
 
-#include <cmath>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -181,34 +180,6 @@ headwater_status set_callback(headwater_session* session, bool given,
     headwater::Session& open = session_of(session);
     (open.*set)(given ? Function(std::move(callback)) : Function());
   });
-}
-
-/// The fields that describe `options`; struct_size is left to the caller.
-headwater_options c_options_of(const headwater::Options& options) {
-  headwater_options filled{};
-  filled.batch = options.batch;
-  filled.chunk = options.chunk;
-  filled.local = options.local;
-  filled.heavy = options.heavy;
-  filled.clamp = options.clamp ? 1 : 0;
-  filled.dense = options.dense ? 1 : 0;
-  filled.scale = std::nan("");
-  filled.softcap = options.softcap;
-  filled.score_type = static_cast<std::int32_t>(options.score_type);
-  filled.schedule = static_cast<std::int32_t>(options.schedule);
-  filled.threads = options.threads;
-  filled.select = static_cast<std::int32_t>(options.select);
-  filled.key_block = options.key_block;
-  filled.query_block = options.query_block;
-  filled.pool = options.pool;
-  filled.refine = options.refine;
-  filled.pinned = options.pinned;
-  filled.dense_below = options.dense_below;
-  filled.checkpoints = options.checkpoints;
-  filled.kv_owner = static_cast<std::int32_t>(options.kv_owner);
-  filled.page = options.page;
-  filled.least_weight = options.least_weight;
-  return filled;
 }
 
 /// Writes the defaults of a caller whose structure has struct_size bytes.

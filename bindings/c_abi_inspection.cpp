@@ -5,6 +5,7 @@
 #include <span>
 
 #include "bindings/c_abi_support.hpp"
+#include "headwater/detail/option_table.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace {
@@ -51,10 +52,8 @@ headwater_status headwater_session_options(const headwater_session* session,
   return guarded([&] {
     const headwater::EffectiveOptions& effective = session_of(session).options();
     headwater_effective_options filled{};
-    filled.batch = effective.batch;
-    filled.chunk = effective.chunk;
-    filled.local = effective.local;
-    filled.heavy = effective.heavy;
+    headwater::detail::for_each_option(
+        [&](const auto& option) { filled.*option.c_effective = effective.*option.effective; });
     filled.scale = effective.scale;
     filled.softcap = effective.softcap;
     filled.sparse = effective.sparse ? 1 : 0;
@@ -62,16 +61,7 @@ headwater_status headwater_session_options(const headwater_session* session,
     filled.schedule = static_cast<std::int32_t>(effective.schedule);
     filled.threads = effective.threads;
     filled.select = static_cast<std::int32_t>(effective.select);
-    filled.key_block = effective.key_block;
-    filled.query_block = effective.query_block;
-    filled.pool = effective.pool;
-    filled.refine = effective.refine;
-    filled.pinned = effective.pinned;
-    filled.dense_below = effective.dense_below;
-    filled.checkpoints = effective.checkpoints;
     filled.kv_owner = static_cast<std::int32_t>(effective.kv_owner);
-    filled.page = effective.page;
-    filled.least_weight = effective.least_weight;
     write_struct(options, struct_size, kEffectiveOptionsSize1, filled, "options");
   });
 }

@@ -1,4 +1,4 @@
-// headwater_options to Options: every field is checked by name.
+// headwater_options to Options, every field checked by name, and back.
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/c_abi_support.hpp"
+#include "headwater/detail/option_table.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::c_abi {
@@ -53,20 +54,34 @@ std::vector<LayerOptions> layers_of(const headwater_options& from, const Shape& 
 
 }  // namespace
 
+headwater_options c_options_of(const Options& options) {
+  headwater_options filled{};
+  detail::for_each_option([&](const auto& option) { filled.*option.c = options.*option.asked; });
+  filled.clamp = options.clamp ? 1 : 0;
+  filled.dense = options.dense ? 1 : 0;
+  filled.scale = std::nan("");
+  filled.softcap = options.softcap;
+  filled.score_type = static_cast<std::int32_t>(options.score_type);
+  filled.schedule = static_cast<std::int32_t>(options.schedule);
+  filled.threads = options.threads;
+  filled.select = static_cast<std::int32_t>(options.select);
+  filled.kv_owner = static_cast<std::int32_t>(options.kv_owner);
+  return filled;
+}
+
 Options options_of(const headwater_options& caller, const Shape& shape) {
   check_struct_size(caller.struct_size, kOptionsSize1, "options.struct_size");
-  headwater_options from{};
+  headwater_options from{};  // what the caller does not know is 0, but for a default that is none
+  from.least_weight = Options{}.least_weight;
   const auto* bytes = reinterpret_cast<const unsigned char*>(&caller);
   std::memcpy(&from, bytes, std::min(caller.struct_size, sizeof from));
   check_unknown(bytes, caller.struct_size, sizeof from, "options");
   check_reserved(from.reserved, "options.reserved");
   constexpr std::int32_t kTwo = 2;
   Options options;
-  options.batch = from.batch;
+  detail::for_each_option([&](const auto& option) { options.*option.asked = from.*option.c; });
   if (HEADWATER_SABOTAGE("bindings.options.batch_in_16_bits")) options.batch &= 0xFFFF;
-  options.chunk = from.chunk;
-  options.local = from.local;
-  options.heavy = from.heavy;
+  if (from.page == 0) options.page = Options{}.page;
   options.clamp = enumerator<int>(from.clamp, kTwo, "options.clamp") == 1;
   options.dense = enumerator<int>(from.dense, kTwo, "options.dense") == 1;
   if (!std::isnan(from.scale)) options.scale = from.scale;
@@ -85,12 +100,6 @@ Options options_of(const headwater_options& caller, const Shape& shape) {
   constexpr std::int32_t kRules = 3;
   options.select = enumerator<Select>(from.select, kRules, "options.select");
   check_reserved(from.reserved4, "options.reserved4");
-  options.key_block = from.key_block;
-  options.query_block = from.query_block;
-  options.pool = from.pool;
-  options.refine = from.refine;
-  options.pinned = from.pinned;
-  options.dense_below = from.dense_below;
   if (from.dense_layer_count != 0) {
     constexpr std::int64_t kMostLayers = 65536;  // Shape::n_layer
     check_range(shape.n_layer, 1, kMostLayers, "shape.n_layer");
@@ -98,17 +107,12 @@ Options options_of(const headwater_options& caller, const Shape& shape) {
     needed(from.dense_layers, "options.dense_layers");
     options.dense_layers.assign(from.dense_layers, from.dense_layers + from.dense_layer_count);
   }
-  options.checkpoints = from.checkpoints;
   options.parallel_for = from.parallel_for;
   options.parallel_context = from.parallel_context;
   options.kv_owner = enumerator<KvOwner>(from.kv_owner, kTwo, "options.kv_owner");
   check_reserved(from.reserved5, "options.reserved5");
-  if (from.page != 0) options.page = from.page;
   options.layers = layers_of(from, shape);
   options.allocator = {from.allocate, from.release, from.allocator_context};
-  constexpr std::size_t kWithLeastWeight =
-      offsetof(headwater_options, least_weight) + sizeof from.least_weight;
-  if (caller.struct_size >= kWithLeastWeight) options.least_weight = from.least_weight;
   return options;
 }
 

@@ -74,6 +74,8 @@ inline DType dtype(std::int32_t value, const std::string& field) {
   return enumerator<DType>(value, kTypes, field);
 }
 
+/// The fields that describe `options`, without arrays and what a host lends; struct_size is left to the caller.
+[[nodiscard]] headwater_options c_options_of(const Options& options);
 /// Options of a session of this shape. Copies what they point at.
 [[nodiscard]] Options options_of(const headwater_options& caller, const Shape& shape);
 

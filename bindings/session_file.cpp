@@ -19,6 +19,7 @@
 #include <tuple>
 #include <utility>
 
+#include "headwater/detail/option_table.hpp"
 #include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -256,7 +257,8 @@ class Reader final : public FileArchive {
   std::map<std::string, Tensor, std::less<>> tensors_;
 };
 
-std::string text(double value) {
+template <class Number>
+std::string text(Number value) {
   std::array<char, 64> digits{};
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
   return {digits.data(), end};
@@ -305,27 +307,21 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
       {"shape.kv_type", type == 0   ? "F32"
                         : type == 1 ? "F16"
                                     : "BF16"},
-      {"options.batch", std::to_string(options.batch)},
-      {"options.chunk", std::to_string(options.chunk)},
-      {"options.local", std::to_string(options.local)},
-      {"options.heavy", std::to_string(options.heavy)},
       {"options.select", options.select == Select::h2o      ? "h2o"
                          : options.select == Select::blocks ? "blocks"
                                                             : "sketches"},
-      {"options.key_block", std::to_string(options.key_block)},
-      {"options.query_block", std::to_string(options.query_block)},
-      {"options.pool", std::to_string(options.pool)},
-      {"options.refine", std::to_string(options.refine)},
-      {"options.pinned", std::to_string(options.pinned)},
-      {"options.dense_below", std::to_string(options.dense_below)},
       {"options.dense_layers", dense_layers},
       {"options.layers", layers},
       {"options.scale", text(options.scale)},
       {"options.softcap", text(options.softcap)},
       {"options.score_type", options.score_type == ScoreType::bf16 ? "BF16" : "F32"},
       {"options.kv_owner", options.kv_owner == KvOwner::session ? "session" : "caller"}};
+  detail::for_each_option([&](const auto& option) {
+    if (option.part != detail::Part::store)
+      texts["options." + std::string(option.name)] = text(options.*option.effective);
+  });
   // Files of the other rules have no word of it, as when there was no other.
-  if (options.select == Select::sketches) texts["options.least_weight"] = text(options.least_weight);
+  if (options.select != Select::sketches) texts.erase("options.least_weight");
   return texts;
 }
 

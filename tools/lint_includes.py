@@ -15,23 +15,25 @@ import tree
 
 PUBLIC = "include/headwater"
 DETAIL = "include/headwater/detail"  # the query of the processor, for what chooses kernels
+TABLE = f"{DETAIL}/option_table.hpp"  # an area of its own: for all but the reference, which checks it
 
 # Area of the tree -> areas that it may include besides itself. What is not listed here may include everything
 # (conformance, fuzz, tests, bench); it is never shipped.
 MAY_INCLUDE = {
     PUBLIC: set(),
     DETAIL: set(),
+    TABLE: {PUBLIC},
     "reference": {PUBLIC},
-    "optimized/core": {PUBLIC},
+    "optimized/core": {PUBLIC, TABLE},
     "optimized/threads": set(),
     "optimized/cpu": {PUBLIC, DETAIL, "optimized/core", "optimized/threads"},
     "optimized/cuda": {PUBLIC, "optimized/core"},
-    "runtime": {PUBLIC, DETAIL, "optimized/threads"},
+    "runtime": {PUBLIC, DETAIL, TABLE, "optimized/threads"},
     "runtime/c_abi": {PUBLIC, "runtime", "bindings"},  # the checks of the library's own C ABI
-    "bindings": {PUBLIC},
+    "bindings": {PUBLIC, TABLE},
     "cli": {PUBLIC, "runtime", "cli/support", "cli/commands"},
-    "cli/support": {PUBLIC, "runtime"},
-    "cli/commands": {PUBLIC, "runtime", "cli/support"},
+    "cli/support": {PUBLIC, TABLE, "runtime"},
+    "cli/commands": {PUBLIC, TABLE, "runtime", "cli/support"},
     # What it times is checked by the kit first.
     "cli/commands/bench": {PUBLIC, DETAIL, "runtime", "cli/support", "cli/commands", "reference", "optimized/core", "conformance"},
 }
@@ -57,9 +59,9 @@ SYSTEM_RULES = {
 
 def area_of(path):
     parts = pathlib.PurePosixPath(path).parts
-    for depth in (3, 2, 1):
+    for depth in (4, 3, 2, 1):  # a file, or a folder that it is in
         name = "/".join(parts[:depth])
-        if len(parts) > depth and (name in MAY_INCLUDE or name in NOT_SHIPPED):
+        if len(parts) >= depth and (name in MAY_INCLUDE or name in NOT_SHIPPED):
             return name
     return None
 
@@ -109,6 +111,8 @@ PLANTED = [
     ("include/headwater/detail/a.hpp", "#include <cpuid.h>", False),
     ("optimized/core/a.cpp", '#include "headwater/detail/b.hpp"', True),
     ("optimized/cpu/a.cpp", '#include "headwater/detail/b.hpp"', False),
+    ("optimized/core/a.cpp", '#include "headwater/detail/option_table.hpp"', False),
+    ("reference/a.cpp", '#include "headwater/detail/option_table.hpp"', True),
     ("include/headwater/a.hpp", "#include <immintrin.h>", True),
     ("include/headwater/a.hpp", "#include <nlohmann/json.hpp>", True),
     ("include/headwater/a.hpp", "#include <cuda_runtime.h>", True),
@@ -171,9 +175,10 @@ def self_test():
     problems = []
     with tempfile.TemporaryDirectory() as scratch:
         root = pathlib.Path(scratch)
-        for folder in [*MAY_INCLUDE, *NOT_SHIPPED]:
-            (root / folder).mkdir(parents=True)
-            (root / folder / "b.hpp").touch()
+        for area in [*MAY_INCLUDE, *NOT_SHIPPED]:
+            header = root / area if area == TABLE else root / area / "b.hpp"
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.touch()
         for name, line, bad in PLANTED:
             source = pathlib.PurePosixPath(name)
             (root / source).parent.mkdir(parents=True, exist_ok=True)

@@ -239,11 +239,7 @@ ExitCode perplexity_command(const std::vector<std::string>& arguments) {
     json["window"] = window;
     json["windows"] = windows;
     json["decode"] = flags->decode;
-    json["effective"] = {{"batch", effective.batch},
-                         {"chunk", effective.chunk},
-                         {"local", effective.local},
-                         {"heavy", effective.heavy}};
-    add_rule(json["effective"], effective);
+    json["effective"] = effective_json(effective, nlohmann::ordered_json::object());
     json["dense"] = losses_json(all.dense);
     json["sparse"] = losses_json(all.sparse);
     json["difference"] = losses_json(difference(all.sparse, all.dense));

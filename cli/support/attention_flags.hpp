@@ -11,10 +11,9 @@
 namespace headwater::cli {
 
 /// -b, -ub, --h2o-local, --h2o-heavy, --h2o-no-clamp: the chunks of a prompt and the memory set of each. --select,
-/// --key-block, --query-block, --pool, --refine, --least-weight: the rule of the sets. `--select window` is rule `blocks`
-/// with nothing to choose: one set for each chunk, of the newest L + H tokens, or of the --pinned first and the newest of
-/// the rest.
-/// --dense-layers, --dense-below: what is not sparse.
+/// --key-block and the other sizes: the rule of the sets. `--select window` is rule `blocks` with nothing to choose: one
+/// set for each chunk, of the newest L + H tokens, or of the --pinned first and the newest of the rest.
+/// --pinned, --dense-layers and others: what stays exact.
 void declare_memory_sets(FlagSet& set, Options& options);
 /// Failure where --dense-layers names one that a model of so many layers has not.
 void check_dense_layers(const Options& options, std::int64_t layers);

@@ -10,13 +10,6 @@ namespace {
 /// Tokens of a call below which its fixed costs begin to count; small batches are handed over several at a time.
 constexpr std::int64_t kWorthwhileCall = 4096;
 
-/// STATE-3: does the prefill call that opens a turn at `base` with length `turn` run sparse? The one layer may be dense
-/// (STATE-7).
-bool turn_is_sparse(std::int64_t base, std::int64_t turn, const EffectiveOptions& options) {
-  return options.sparse && turn >= options.dense_below && (base == 0 || turn > options.chunk) &&
-         !options.dense_layer(0);
-}
-
 }  // namespace
 
 void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& options,
@@ -37,7 +30,7 @@ void for_each_call(std::span<const StepItem> steps, const EffectiveOptions& opti
     }
     if (!prefilling) {
       if (step.turn_length == 0) step.turn_length = step.n;
-      sparse = turn_is_sparse(base, step.turn_length, options);
+      sparse = options.sparse_turn(step.turn_length, base == 0) && !options.dense_layer(0);
       prefilling = true;
     }
     const std::int64_t end = base + step.n;

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+
+#include "headwater/detail/option_table.hpp"
 
 namespace headwater::cli {
 
@@ -26,47 +29,65 @@ const char* select_name(const EffectiveOptions& effective) {
   return window ? "window" : "blocks";
 }
 
-std::vector<std::pair<const char*, nlohmann::ordered_json>> select_sizes(const EffectiveOptions& effective) {
-  if (effective.select == Select::sketches) {
-    return {{"query_block", effective.query_block}, {"least_weight", effective.least_weight}};
-  }
-  if (std::string_view(select_name(effective)) != "blocks") return {};
-  return {{"key_block", effective.key_block},
-          {"query_block", effective.query_block},
-          {"pool", effective.pool},
-          {"refine", effective.refine}};
+namespace {
+
+/// The options of a part that the rule reads. A window is made of no sizes.
+nlohmann::ordered_json part_json(detail::Part part, const EffectiveOptions& effective) {
+  auto json = nlohmann::ordered_json::object();
+  if (part == detail::Part::size && select_name(effective) == std::string_view("window")) return json;
+  detail::for_each_option(part, [&](const auto& option) {
+    if (option.read_by(effective.select)) json[option.name] = effective.*option.effective;
+  });
+  return json;
 }
 
-void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective) {
-  json["select"] = select_name(effective);
-  for (const auto& [name, value] : select_sizes(effective)) json[name] = value;
-  json["pinned"] = effective.pinned;
-  json["dense_below"] = effective.dense_below;
-  json["dense_layers"] = effective.dense_layers;
+Facts part_facts(detail::Part part, const EffectiveOptions& effective) {
+  Facts facts;
+  const nlohmann::ordered_json json = part_json(part, effective);
+  for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
+  return facts;
 }
 
-std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptions& effective) {
-  std::vector<std::pair<std::string, std::string>> facts;
-  if (effective.select != Select::h2o) facts.emplace_back("select", select_name(effective));
-  for (const auto& [name, value] : select_sizes(effective)) facts.emplace_back(name, value.dump());
-  if (effective.pinned > 0) facts.emplace_back("pinned", std::to_string(effective.pinned));
-  if (effective.dense_below > 0) facts.emplace_back("dense_below", std::to_string(effective.dense_below));
-  if (!effective.dense_layers.empty()) {
+Facts exact_facts(const EffectiveOptions& effective) {
+  Facts facts = part_facts(detail::Part::exact, effective);
+  std::erase_if(facts, [](const auto& fact) { return fact.second == "0"; });
+  if (!effective.dense_layers.empty())
     facts.emplace_back("dense_layers", fmt::format("{}", fmt::join(effective.dense_layers, ",")));
-  }
+  return facts;
+}
+
+}  // namespace
+
+nlohmann::ordered_json effective_json(const EffectiveOptions& effective, const nlohmann::ordered_json& more) {
+  nlohmann::ordered_json json = part_json(detail::Part::plan, effective);
+  json.update(more);
+  json["select"] = select_name(effective);
+  json.update(part_json(detail::Part::size, effective));
+  json.update(part_json(detail::Part::exact, effective));
+  json["dense_layers"] = effective.dense_layers;
+  return json;
+}
+
+Facts plan_facts(const EffectiveOptions& effective) { return part_facts(detail::Part::plan, effective); }
+
+Facts rule_facts(const EffectiveOptions& effective) {
+  Facts facts = part_facts(detail::Part::size, effective);
+  if (effective.select != Select::h2o) facts.emplace(facts.begin(), "select", select_name(effective));
+  for (auto& fact : exact_facts(effective)) facts.push_back(std::move(fact));
   return facts;
 }
 
 std::string rule_text(const EffectiveOptions& effective) {
   std::string text;
-  for (const auto& [name, value] : select_sizes(effective)) {
-    text += fmt::format("{}{} {}", text.empty() ? " (" : ", ", name, value.dump());
+  for (const auto& [name, value] : part_facts(detail::Part::size, effective)) {
+    text += fmt::format("{}{} {}", text.empty() ? " (" : ", ", name, value);
   }
   text = fmt::format("select {}{}{}", select_name(effective), text, text.empty() ? "" : ")");
-  if (effective.pinned > 0) text += fmt::format(", pinned {}", effective.pinned);
-  if (effective.dense_below > 0) text += fmt::format(", dense below {}", effective.dense_below);
-  if (effective.dense_layers.empty()) return text;
-  return text + fmt::format(", dense layers {}", fmt::join(effective.dense_layers, ","));
+  for (auto& [name, value] : exact_facts(effective)) {
+    std::ranges::replace(name, '_', ' ');
+    text += fmt::format(", {} {}", name, value);
+  }
+  return text;
 }
 
 }  // namespace headwater::cli

@@ -21,13 +21,14 @@ namespace headwater::cli {
 /// "h2o", "blocks", "sketches" or "window", as --select takes it. Rule `blocks` with one set for a chunk, nothing to choose
 /// and key blocks of one key is the window of the newest tokens, with the pinned ones.
 [[nodiscard]] const char* select_name(const EffectiveOptions& effective);
-/// Names and values of what else the rule is made of (SEL-1, SKE-1); none but for "blocks" and "sketches".
-[[nodiscard]] std::vector<std::pair<const char*, nlohmann::ordered_json>> select_sizes(
-    const EffectiveOptions& effective);
-/// Adds `select` and the sizes to an object of effective options, and pinned, dense_below and dense_layers.
-void add_rule(nlohmann::ordered_json& json, const EffectiveOptions& effective);
-/// The same by name, without what says nothing: `select` h2o, and 0 and no layers of the last three. Layers as "0,5,6".
-[[nodiscard]] std::vector<std::pair<std::string, std::string>> rule_facts(const EffectiveOptions& effective);
+/// Effective options as reports have them: the chunks and their memory sets, `more`, the rule and its sizes (SEL-1, SKE-1),
+/// what stays exact.
+[[nodiscard]] nlohmann::ordered_json effective_json(const EffectiveOptions& effective,
+                                                    const nlohmann::ordered_json& more);
+using Facts = std::vector<std::pair<std::string, std::string>>;  ///< names and values
+[[nodiscard]] Facts plan_facts(const EffectiveOptions& effective);
+/// Of the rule and what stays exact, without what says nothing: h2o, 0, no layers. Layers as "0,5,6".
+[[nodiscard]] Facts rule_facts(const EffectiveOptions& effective);
 /// The same for a reader: "select h2o", or "select blocks (key_block 8, query_block 32, pool 4, refine 2), pinned 8".
 [[nodiscard]] std::string rule_text(const EffectiveOptions& effective);
 

@@ -199,6 +199,12 @@ struct EffectiveOptions {
     return window(layer) > 0 || std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
   }
 
+  /// STATE-3: whether a turn of so many tokens is sparse. `first`: of an empty session; later ones of at most a chunk are
+  /// dense.
+  [[nodiscard]] bool sparse_turn(std::int64_t length, bool first) const {
+    return sparse && length >= dense_below && (first || length > chunk);
+  }
+
   /// M, the trailing dimension of a memory set.
   [[nodiscard]] std::int64_t memory() const { return local + heavy; }
 

@@ -35,7 +35,6 @@ Options options_of(const Settings& settings) {
   Options options = preset(settings.dense ? Quality::exact : Quality::balanced);
   options.kv_owner = KvOwner::caller;
   options.clamp = false;
-  options.dense_below = 0;  // counted in tokens of the context, here, and not of a call
   options.chunk = settings.chunk, options.batch = std::max(options.batch, settings.chunk);
   if (settings.dense) return options;
   options.local = kLocal, options.heavy = settings.memory - kLocal, options.pinned = settings.pinned;

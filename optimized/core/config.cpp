@@ -4,7 +4,9 @@
 #include <cmath>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
+#include "headwater/detail/option_table.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -26,6 +28,21 @@ void require_range(const char* field, std::int64_t value, std::int64_t low, std:
   }
 }
 
+template <class Number>
+void require_range(const Options& options, const detail::Option<Number>& option) {
+  const auto& [least, most, at_most, multiple] = option.range;
+  const Number value = options.*option.asked;
+  if constexpr (std::is_floating_point_v<Number>) {
+    if (!(value >= least && value < most)) refuse(option.name, value, "0 and more, below 1");
+  } else {
+    const Number high = at_most == nullptr ? most : std::min(most, options.*at_most);
+    if (value >= least && value <= high && value % multiple == 0) return;
+    const std::string range = std::to_string(least) + " .. " + std::to_string(high);
+    refuse(option.name, value,
+           multiple == 1 ? range : "a multiple of " + std::to_string(multiple) + ", " + range);
+  }
+}
+
 void validate(const Shape& shape) {
   require_range("n_layer", shape.n_layer, 1, kMaxExtent);
   require_range("n_head", shape.n_head, 1, kMaxExtent);
@@ -42,10 +59,6 @@ void validate(const Shape& shape) {
 
 /// SEL-1
 void validate_blocks(const Options& options) {
-  require_range("key_block", options.key_block, 1, std::min<std::int64_t>(256, options.chunk));
-  require_range("query_block", options.query_block, 1, options.chunk);
-  require_range("pool", options.pool, 1, options.query_block);
-  require_range("refine", options.refine, 1, 16);
   if (options.query_block % options.pool != 0) {
     refuse("pool", options.pool, "a divisor of query_block = " + std::to_string(options.query_block));
   }
@@ -54,14 +67,6 @@ void validate_blocks(const Options& options) {
   }
   if (options.pinned % options.key_block != 0) {
     refuse("pinned", options.pinned, "a multiple of key_block = " + std::to_string(options.key_block));
-  }
-}
-
-/// SKE-1
-void validate_sketches(const Options& options) {
-  require_range("query_block", options.query_block, 1, options.chunk);
-  if (!(options.least_weight >= 0.0 && options.least_weight < 1.0)) {
-    refuse("least_weight", options.least_weight, "0 and more, below 1");
   }
 }
 
@@ -77,21 +82,14 @@ void validate_dense_layers(const Shape& shape, const std::vector<std::int64_t>& 
 }
 
 void validate(const Shape& shape, const Options& options) {
-  require_range("batch", options.batch, 1, kMaxPosition);
-  require_range("chunk", options.chunk, 1, kMaxPosition);
-  require_range("local", options.local, 0, kMaxPosition);
-  require_range("heavy", options.heavy, 0, kMaxPosition);
-  require_range("pinned", options.pinned, 0, options.heavy);
-  require_range("dense_below", options.dense_below, 0, kMaxPosition);
+  detail::for_each_option([&](const auto& option) {
+    if (option.part != detail::Part::size) require_range(options, option);
+  });
   validate_dense_layers(shape, options.dense_layers);
-  require_range("checkpoints", options.checkpoints, 0, kMaxCheckpoints);
   require_range("threads", options.threads, 0, kMaxThreads);
   require_range("score_type", static_cast<std::int64_t>(options.score_type), 0, 1);
   require_range("schedule", static_cast<std::int64_t>(options.schedule), 0, 1);
   require_range("kv_owner", static_cast<std::int64_t>(options.kv_owner), 0, 1);
-  if (options.page < kPageMultiple || options.page > kMaxPosition || options.page % kPageMultiple != 0) {
-    refuse("page", options.page, "a multiple of 256, 256 .. 2147483392");
-  }
   if ((options.allocator.allocate == nullptr) != (options.allocator.release == nullptr)) {
     const bool allocates = options.allocator.allocate != nullptr;
     refuse(allocates ? "allocator.release" : "allocator.allocate", "null",
@@ -135,8 +133,10 @@ void validate(const Shape& shape, const Options& options) {
   if (options.select > Select::sketches) {
     refuse("select", static_cast<int>(options.select), "0 (h2o), 1 (blocks) or 2 (sketches)");
   }
+  detail::for_each_option(detail::Part::size, [&](const auto& option) {
+    if (option.read_by(options.select)) require_range(options, option);
+  });
   if (options.select == Select::blocks) validate_blocks(options);
-  if (options.select == Select::sketches) validate_sketches(options);
 }
 
 }  // namespace
@@ -184,8 +184,9 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   validate(shape, options);
 
   EffectiveOptions effective;
-  effective.chunk = options.chunk;
-  effective.batch = options.batch;
+  detail::for_each_option([&](const auto& option) {
+    if (option.read_by(options.select)) effective.*option.effective = options.*option.asked;
+  });
   if (options.batch < options.chunk) {  // CFG-4
     if (!HEADWATER_SABOTAGE("core.config.batch_below_chunk")) effective.batch = options.chunk;
     effective.warnings.push_back("batch " + std::to_string(options.batch) + " is below chunk " +
@@ -197,28 +198,25 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
                                  ": the last chunk of every batch is shorter");
   }
 
-  if (!options.dense || HEADWATER_SABOTAGE("core.config.dense_ignored")) {  // CFG-2
-    effective.local = options.local;
-    effective.heavy = options.heavy;
-    const std::int64_t chunk = options.chunk;
-    if (options.clamp && options.local + options.heavy >= chunk) {  // CFG-3
-      effective.local = std::min(options.local, chunk - 1);
-      effective.heavy = std::min(options.heavy, chunk - 1 - effective.local);
-      if (HEADWATER_SABOTAGE("core.config.clamp_heavy_to_chunk")) {
-        effective.heavy = std::min(options.heavy, chunk - effective.local);
-      }
-      if (options.select == Select::blocks) effective.heavy -= effective.heavy % options.key_block;  // SEL-1
-      effective.warnings.push_back("local + heavy = " + std::to_string(options.local + options.heavy) +
-                                   " is not below chunk " + std::to_string(chunk) +
-                                   " and is clamped to local " + std::to_string(effective.local) +
-                                   ", heavy " + std::to_string(effective.heavy));
+  const std::int64_t chunk = options.chunk;
+  if (options.dense && !HEADWATER_SABOTAGE("core.config.dense_ignored")) {  // CFG-2
+    effective.local = effective.heavy = 0;
+  } else if (options.clamp && options.local + options.heavy >= chunk) {  // CFG-3
+    effective.local = std::min(options.local, chunk - 1);
+    effective.heavy = std::min(options.heavy, chunk - 1 - effective.local);
+    if (HEADWATER_SABOTAGE("core.config.clamp_heavy_to_chunk")) {
+      effective.heavy = std::min(options.heavy, chunk - effective.local);
     }
+    if (options.select == Select::blocks) effective.heavy -= effective.heavy % options.key_block;  // SEL-1
+    effective.warnings.push_back("local + heavy = " + std::to_string(options.local + options.heavy) +
+                                 " is not below chunk " + std::to_string(chunk) +
+                                 " and is clamped to local " + std::to_string(effective.local) + ", heavy " +
+                                 std::to_string(effective.heavy));
   }
   effective.pinned = std::min(options.pinned, effective.heavy);  // CFG-5
   if (HEADWATER_SABOTAGE("core.config.pinned_below_256")) {
     effective.pinned = std::min<std::int64_t>(effective.pinned, 256);
   }
-  effective.dense_below = options.dense_below;
   effective.dense_layers = options.dense_layers;
   effective.layers = options.layers;
   for (LayerOptions& own : effective.layers) {  // LOGIT-1
@@ -239,23 +237,10 @@ EffectiveOptions resolve(const Shape& shape, const Options& options, int default
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;
   effective.kv_owner = options.kv_owner;
-  effective.page = options.page;
   effective.schedule = options.schedule;
   effective.select = options.select;
-  if (effective.sparse && options.select == Select::h2o) {
-    effective.checkpoints = options.checkpoints;
-    if (HEADWATER_SABOTAGE("core.config.checkpoints_in_8_bits")) effective.checkpoints &= 0xFF;
-  }
-  if (options.select == Select::blocks) {
-    effective.key_block = options.key_block;
-    effective.query_block = options.query_block;
-    effective.pool = options.pool;
-    effective.refine = options.refine;
-  }
-  if (options.select == Select::sketches) {
-    effective.query_block = options.query_block;
-    effective.least_weight = options.least_weight;
-  }
+  if (!effective.sparse || options.select != Select::h2o) effective.checkpoints = 0;
+  if (HEADWATER_SABOTAGE("core.config.checkpoints_in_8_bits")) effective.checkpoints &= 0xFF;
   effective.threads = options.threads > 0 ? options.threads : default_threads;
   return effective;
 }

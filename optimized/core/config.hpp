@@ -10,7 +10,6 @@ namespace headwater::core {
 inline constexpr std::int64_t kMaxPosition = 2147483647;  // positions are 32-bit
 inline constexpr std::int64_t kMaxExtent = 65536;         // layers, heads, row widths
 inline constexpr std::int64_t kMaxThreads = 512;
-inline constexpr std::int64_t kMaxCheckpoints = 65536;
 inline constexpr std::int64_t kPageMultiple = 256;
 
 /// The effective options (CFG-1..4). Throws Error invalid_argument naming field, value and what is allowed.

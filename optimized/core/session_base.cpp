@@ -49,16 +49,11 @@ const Shape& countable(const Shape& shape, const EffectiveOptions& options) {
 SessionBase::SessionBase(const Shape& shape, EffectiveOptions options, bool undoes)
     : memory_(Memory::current()),
       shape_(countable(shape, options)),
-      options_(std::move(options)),
       undoes_(undoes),
-      machine_(shape_, options_, undoes) {}
+      machine_(shape_, std::move(options), undoes) {}
 
 SessionBase::SessionBase(const SessionBase& parent)
-    : memory_(parent.memory_),
-      shape_(parent.shape_),
-      options_(parent.options_),
-      undoes_(parent.undoes_),
-      machine_(parent.machine_) {}
+    : memory_(parent.memory_), shape_(parent.shape_), undoes_(parent.undoes_), machine_(parent.machine_) {}
 
 void SessionBase::begin(const Step& step) {
   const MemoryScope scope(memory_);
@@ -112,7 +107,7 @@ void SessionBase::check_call(const SequenceCall& call) const {
   machine_.require_open("attend()");
   const bool rows_alone = call.rows_alone() && machine_.state() == SessionState::decoding;  // DEC-2
   if (!rows_alone) require_view("q", call.q.data, call.q.type);
-  const bool of_caller = options_.kv_owner == KvOwner::caller;
+  const bool of_caller = options().kv_owner == KvOwner::caller;
   if (of_caller != (call.stored != nullptr)) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(of_caller ? "attend()" : "attend_stored()") + " with kv_owner " +
@@ -176,7 +171,7 @@ void SessionBase::require_exchange(bool loading) const {
 void SessionBase::require_layer(std::int64_t layer) const { require_index("layer", layer, shape_.n_layer); }
 
 void SessionBase::require_row(std::int64_t layer, std::int64_t head_kv, std::int64_t position) const {
-  if (options_.kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
+  if (options().kv_owner == KvOwner::caller) refuse("reading rows that the caller keeps");
   require_layer(layer);
   require_index("head_kv", head_kv, shape_.n_head_kv);
   // Rows of the open step are stored once their layer was attended.

@@ -34,7 +34,7 @@ class SessionBase : public Session {
   [[nodiscard]] bool failed() const final { return machine_.failed(); }
   [[nodiscard]] std::int64_t tokens() const final { return machine_.tokens(); }
   [[nodiscard]] const Shape& shape() const final { return shape_; }
-  [[nodiscard]] const EffectiveOptions& options() const final { return options_; }
+  [[nodiscard]] const EffectiveOptions& options() const final { return machine_.options(); }
   [[nodiscard]] std::span<const Chunk> plan() const final { return machine_.plan(); }
   [[nodiscard]] std::span<const Chunk> chunks() const final { return machine_.chunks(); }
   void set_observer(Observer observer) final { observer_ = std::move(observer); }
@@ -100,7 +100,6 @@ class SessionBase : public Session {
 
   Memory memory_;  // current where the session takes some
   Shape shape_;
-  EffectiveOptions options_;
   bool undoes_;
   StepMachine machine_;
   Observer observer_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/chunk_plan.hpp"
 #include "headwater/error.hpp"
@@ -19,15 +20,11 @@ namespace {
 
 }  // namespace
 
-StepMachine::StepMachine(const Shape& shape, const EffectiveOptions& options, bool undoes)
-    : capacity_(shape.capacity),
-      batch_(options.batch),
-      chunk_(options.chunk),
-      dense_below_(options.dense_below),
-      sparse_(options.sparse),
+StepMachine::StepMachine(const Shape& shape, EffectiveOptions options, bool undoes)
+    : options_(std::move(options)),
+      capacity_(shape.capacity),
       undoes_(undoes),
-      settles_(options.sparse && options.select == Select::h2o),
-      checkpoints_(options.checkpoints) {
+      settles_(options_.sparse && options_.select == Select::h2o) {
   attended_.assign(static_cast<std::size_t>(shape.n_layer), 0);
   take_memory();
 }
@@ -59,12 +56,10 @@ void StepMachine::require_closed(const char* call) const {
 bool StepMachine::failed() const { return failed_ && !HEADWATER_SABOTAGE("core.state.failure_hidden"); }
 
 bool StepMachine::turn_is_sparse(std::int64_t turn_length) const {
-  if (!sparse_) return false;
-  const bool any_turn = !HEADWATER_SABOTAGE("core.state.dense_below_later_turns") || tokens_ > 0;
-  if (turn_length < dense_below_ && any_turn) return false;
-  if (tokens_ == 0) return true;  // STATE-3: first turn of an empty session
-  if (HEADWATER_SABOTAGE("core.state.short_turn_sparse")) return turn_length >= chunk_;
-  return turn_length > chunk_;
+  const bool first = tokens_ == 0;
+  if (HEADWATER_SABOTAGE("core.state.dense_below_later_turns") && first) return options_.sparse;
+  const bool as_first = HEADWATER_SABOTAGE("core.state.short_turn_sparse") && turn_length == options_.chunk;
+  return options_.sparse_turn(turn_length, first || as_first);
 }
 
 void StepMachine::begin(const Step& step) {
@@ -110,10 +105,12 @@ void StepMachine::begin(const Step& step) {
     if (opens_turn()) {
       turn_length_ = turn_length;
       turn_sparse_ = turn_is_sparse(turn_length);
-      if (HEADWATER_SABOTAGE("core.state.dense_below_of_call") && step.n < dense_below_) turn_sparse_ = false;
+      if (HEADWATER_SABOTAGE("core.state.dense_below_of_call") && !options_.sparse_turn(step.n, true)) {
+        turn_sparse_ = false;
+      }
     }
     if (turn_sparse_) {
-      append_sparse_chunks(tokens_, step.n, batch_, chunk_, chunks_);
+      append_sparse_chunks(tokens_, step.n, options_.batch, options_.chunk, chunks_);
     } else {
       chunks_.push_back({tokens_, tokens_ + step.n, ChunkMode::dense});
     }
@@ -181,7 +178,7 @@ void StepMachine::end() {
 
 void StepMachine::settle() {
   if (!settles_) return;
-  const std::int64_t settled = origins_.back().sparse - checkpoints_;
+  const std::int64_t settled = origins_.back().sparse - options_.checkpoints;
   if (settled <= 0) return;
   const auto last = std::partition_point(origins_.begin(), origins_.end(),
                                          [&](const Origin& origin) { return origin.sparse < settled; });

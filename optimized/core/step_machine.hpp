@@ -14,7 +14,7 @@ namespace headwater::core {
 class StepMachine {
  public:
   /// Takes all memory that the machine will ever need; a copy takes it when it begins its first step. `undoes`: the session offers abort(); messages then name it.
-  StepMachine(const Shape& shape, const EffectiveOptions& options, bool undoes = false);
+  StepMachine(const Shape& shape, EffectiveOptions options, bool undoes = false);
 
   /// Opens a step; see Session::begin for the errors, and std::bad_alloc. Nothing changes when it throws, except that begin() inside
   /// an open step fails that step.
@@ -50,6 +50,7 @@ class StepMachine {
   /// Fails the open step: only abort() and reset() are legal from now on.
   void fail() { failed_ = true; }
 
+  [[nodiscard]] const EffectiveOptions& options() const { return options_; }
   [[nodiscard]] bool failed() const;
   [[nodiscard]] SessionState state() const { return state_; }
   [[nodiscard]] std::int64_t tokens() const { return tokens_; }
@@ -87,15 +88,11 @@ class StepMachine {
   [[nodiscard]] bool opens_turn() const { return state_ != SessionState::prefilling; }
   [[nodiscard]] bool turn_is_sparse(std::int64_t turn_length) const;
 
+  EffectiveOptions options_;
   std::int64_t capacity_;
-  std::int64_t batch_;
-  std::int64_t chunk_;
-  std::int64_t dense_below_;
-  bool sparse_;
   bool undoes_;
   bool counted_ = false;  // the memory of the lists was only counted (NUM-5)
   bool settles_;          // chunks change what was before them: rule h2o
-  std::int64_t checkpoints_;
 
   SessionState state_ = SessionState::empty;
   std::int64_t tokens_ = 0;

@@ -32,23 +32,22 @@ Shape = _structure("Shape", [
 LayerOptions = _structure("LayerOptions", [
     ("window", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sinks", _FLOATS),
     ("d_head", _I64), ("d_value", _I64)])
+# Numbers that options and effective options have side by side.
+_PLAN = [(name, _I64) for name in ("batch", "chunk", "local", "heavy")]
+_RULE = [(name, _I64) for name in ("key_block", "query_block", "pool", "refine", "pinned", "dense_below")]
 Options = _structure("Options", [
-    ("struct_size", _SIZE), ("batch", _I64), ("chunk", _I64), ("local", _I64), ("heavy", _I64), ("clamp", _I32),
-    ("dense", _I32), ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sinks", _FLOATS), ("alibi", _FLOATS),
-    ("score_type", _I32), ("schedule", _I32), ("threads", _I32), ("reserved", _I32), ("row_memory", _I32),
-    ("reserved2", _I32), ("stream", _POINTER), ("device_plus_1", _I32), ("reserved3", _I32), ("select", _I32),
-    ("reserved4", _I32), ("key_block", _I64), ("query_block", _I64), ("pool", _I64), ("refine", _I64),
-    ("pinned", _I64), ("dense_below", _I64), ("dense_layers", _INT64S), ("dense_layer_count", _I64),
+    ("struct_size", _SIZE), *_PLAN, ("clamp", _I32), ("dense", _I32), ("scale", _DOUBLE), ("softcap", _DOUBLE),
+    ("sinks", _FLOATS), ("alibi", _FLOATS), ("score_type", _I32), ("schedule", _I32), ("threads", _I32), ("reserved", _I32),
+    ("row_memory", _I32), ("reserved2", _I32), ("stream", _POINTER), ("device_plus_1", _I32), ("reserved3", _I32),
+    ("select", _I32), ("reserved4", _I32), *_RULE, ("dense_layers", _INT64S), ("dense_layer_count", _I64),
     ("checkpoints", _I64), ("parallel_for", _POINTER), ("parallel_context", _POINTER), ("kv_owner", _I32),
     ("reserved5", _I32), ("layers", ctypes.POINTER(LayerOptions)), ("layer_count", _I64), ("layer_size", _SIZE),
     ("page", _I64), ("allocate", _POINTER), ("release", _POINTER), ("allocator_context", _POINTER),
     ("least_weight", _DOUBLE)])
 EffectiveOptions = _structure("EffectiveOptions", [
-    ("batch", _I64), ("chunk", _I64), ("local", _I64), ("heavy", _I64), ("scale", _DOUBLE), ("softcap", _DOUBLE),
-    ("sparse", _I32), ("score_type", _I32), ("schedule", _I32), ("threads", _I32), ("select", _I32),
-    ("reserved", _I32), ("key_block", _I64), ("query_block", _I64), ("pool", _I64), ("refine", _I64),
-    ("pinned", _I64), ("dense_below", _I64), ("checkpoints", _I64), ("kv_owner", _I32), ("reserved2", _I32),
-    ("page", _I64), ("least_weight", _DOUBLE)])
+    *_PLAN, ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sparse", _I32), ("score_type", _I32), ("schedule", _I32),
+    ("threads", _I32), ("select", _I32), ("reserved", _I32), *_RULE, ("checkpoints", _I64), ("kv_owner", _I32),
+    ("reserved2", _I32), ("page", _I64), ("least_weight", _DOUBLE)])
 Rows = _structure("Rows", [
     ("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64), ("type", _I32), ("reserved", _I32)])
 LseOutput = _structure("LseOutput", [("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64)])

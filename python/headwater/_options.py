@@ -9,14 +9,15 @@ from typing import Literal, SupportsFloat, SupportsIndex, TypedDict
 
 from . import _arrays, _native
 
-NUMBERS = ("batch", "chunk", "local", "heavy", "threads", "key_block", "query_block", "pool", "refine", "pinned",
-            "dense_below", "checkpoints", "page")
+_FIELDS = _native.Options._fields_
+NUMBERS = tuple(name for name, kind in _FIELDS if name == "threads" or kind is ctypes.c_int64 and not name.endswith("_count"))
+REALS = sorted(name for name, kind in _FIELDS if kind is ctypes.c_double)
 FLAGS = ("clamp", "dense")
 PER_HEAD = ("sinks", "alibi")
 CHOICES = {"select": _native.SELECT, "score_type": _native.SCORE_TYPES, "schedule": _native.SCHEDULES}
 _LAYER = ("window", "scale", "softcap", "sinks", "head_dim", "value_dim")
 _MOST = 2**63 - 1
-NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, "least_weight", "scale", "softcap", "dense_layers", "layers")
+NAMES = (*NUMBERS, *FLAGS, *PER_HEAD, *CHOICES, *REALS, "dense_layers", "layers")
 
 
 # What a type checker knows of `**options`: None is the default. Annotations that use them are texts, so that Python 3.10,
@@ -208,22 +209,21 @@ def preset(quality, engine=None):
         return {"dense": True}
     rules = {code: name for name, code in _native.SELECT.items()}
     return {"select": rules[native.select], **{name: getattr(native, name) for name in (
-        "chunk", "local", "heavy", "key_block", "query_block", "pool", "refine", "least_weight", "pinned")}}
+        "chunk", "local", "heavy", *RULES_WITH, "pinned")}}
 
 
 # Which rules a size belongs to.
-RULES_WITH = {("blocks",): ("key_block", "pool", "refine"), ("blocks", "sketches"): ("query_block",),
-               ("sketches",): ("least_weight",)}
+RULES_WITH = {"key_block": ("blocks",), "query_block": ("blocks", "sketches"), "pool": ("blocks",), "refine": ("blocks",),
+              "least_weight": ("sketches",)}
 
 
 def check_sizes_of_rule(options, given):
     """Errors: ValueError (a size of a rule that nobody asked for, where `options` has another one)."""
     rule = options.get("select")
-    for rules, names in RULES_WITH.items():
-        for name in names:
-            if name in given and "select" not in given and rule not in (None, *rules):
-                raise ValueError(f"{name} is a size of rule {' or '.join(rules)}, and the rule is {rule}; allowed: without it, "
-                                 f"or select={rules[0]!r}")
+    for name, rules in RULES_WITH.items():
+        if name in given and "select" not in given and rule not in (None, *rules):
+            raise ValueError(f"{name} is a size of rule {' or '.join(rules)}, and the rule is {rule}; allowed: without it, "
+                             f"or select={rules[0]!r}")
 
 
 def fit_pinned(options, given):

@@ -131,6 +131,10 @@ def _warn_once(kind, text):
         warnings.warn(text, stacklevel=2)
 
 
+def _reads_sparse(n, options):
+    return not options["dense"] and n > options["chunk"] and n >= options["dense_below"]
+
+
 def _warn_of_parts(module, n, total, options):
     """A prompt that is read in equal parts of at most a chunk, as prefill_chunk_size does it, has nothing sparse."""
     if not 1 < n <= options["chunk"] or options["dense"]:
@@ -138,7 +142,7 @@ def _warn_of_parts(module, n, total, options):
     part, so_far = module.__dict__.get(_PARTS, (0, 0))  # of a sequence that was read in such parts alone
     goes_on = so_far == total - n > 0 and (n == part or n < part <= so_far // 2)
     module.__dict__[_PARTS] = (n, total) if total == n else (part, total) if goes_on else (0, 0)
-    if goes_on and total > options["chunk"] and total >= options["dense_below"]:
+    if goes_on and _reads_sparse(total, options):
         _warn_once("parts", f"a prompt of {total} tokens or more is read in parts of {part}, at most the chunk of "
                             f"{options['chunk']}, so nothing of it is sparse; allowed: prefill_chunk_size above chunk, or none")
 
@@ -162,7 +166,7 @@ def _one(q, k, v, out, window, options, of_layer):
         exact = {"dense": True} if n == 1 else {"dense": True, "window": window}
         _attention(q, k, v, out=out, **exact, **of_layer)
         return
-    sparse = not window and not options["dense"] and n > options["chunk"] and n >= options["dense_below"]
+    sparse = not window and _reads_sparse(n, options)
     if sparse and n < total and options["select"] == "h2o":
         _warn_once("h2o", f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
                           "does not have; select='blocks' and select='sketches' are sparse here")

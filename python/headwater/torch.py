@@ -26,9 +26,9 @@ __all__ = ["attention"]
 # Of the schema, of a value, and in words. A bool is no number here, as in _options.
 _KINDS = {"int": (int, "an integer"), "bool": (bool, "True, False"), "float": ((int, float), "a number"),
           "str": (str, "a string"), "float[]": ((list, tuple), "a list of numbers")}
-_ARGUMENTS = {"layout": "str", "dense_tail": "int", "engine": "str", "window": "int", "scale": "float", "softcap": "float",
-              "least_weight": "float", **dict.fromkeys(_options.NUMBERS, "int"), **dict.fromkeys(_options.FLAGS, "bool"),
-              **dict.fromkeys(_options.PER_HEAD, "float[]"), **dict.fromkeys(_options.CHOICES, "str")}
+_ARGUMENTS = {"layout": "str", "dense_tail": "int", "engine": "str", "window": "int",
+              **dict.fromkeys(_options.REALS, "float"), **dict.fromkeys(_options.NUMBERS, "int"),
+              **dict.fromkeys(_options.FLAGS, "bool"), **dict.fromkeys(_options.PER_HEAD, "float[]"), **dict.fromkeys(_options.CHOICES, "str")}
 
 
 def _compute(q, k, v, **options):

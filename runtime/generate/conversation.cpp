@@ -86,7 +86,7 @@ void Conversation::truncate(std::int64_t tokens) {
 /// however short it is, unless a memory set has room for all before it.
 std::int64_t Conversation::tail_of(std::int64_t n) const {
   const EffectiveOptions& options = session().options();
-  if (options.sparse && n > options.chunk && n >= options.dense_below) return std::min(dense_tail_, n - 1);
+  if (options.sparse_turn(n, false)) return std::min(dense_tail_, n - 1);
   const bool sparse = session().state() == SessionState::prefilling && tokens() > options.memory() &&
                       session().plan().back().mode == ChunkMode::sparse;
   return sparse && !HEADWATER_SABOTAGE("runtime.tail.none_of_a_short_rest") ? std::min(dense_tail_, n) : 0;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "headwater/detail/option_table.hpp"
 #include "headwater/error.hpp"
 #include "headwater/preset.hpp"
 #include "headwater/rope.hpp"
@@ -55,11 +56,8 @@ void take_rule(Select rule, Options& options) {
                                                : preset(Quality::balanced);
   options.select = rule;
   options.pinned = own.pinned;
-  options.key_block = own.key_block;
-  options.query_block = own.query_block;
-  options.pool = own.pool;
-  options.refine = own.refine;
-  options.least_weight = own.least_weight;
+  detail::for_each_option(detail::Part::size,
+                          [&](const auto& option) { options.*option.asked = own.*option.asked; });
 }
 
 }  // namespace
@@ -172,8 +170,8 @@ void Transformer::describe_attention(Options& attention) const {
 }
 
 std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool opens) const {
-  const bool sparse = opens && options_.sparse && n >= options_.dense_below &&
-                      options_.dense_layers.empty() && model_->config().windowed_layers() == 0;
+  const bool sparse = opens && options_.sparse_turn(n, true) && options_.dense_layers.empty() &&
+                      model_->config().windowed_layers() == 0;
   if (!relay_ || !sparse) return std::min(max_step_, n - done);
   // Chunks begin anew with every batch.
   if (HEADWATER_SABOTAGE("runtime.parts.chunks_run_on")) return std::min(options_.chunk, n - done);

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <utility>
 
+#include "headwater/detail/option_table.hpp"
 #include "headwater/error.hpp"
 #include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -72,12 +73,15 @@ bool begins_with(std::span<const std::int32_t> ids, std::span<const std::int32_t
 /// What rows depend on beside the model: a file of other options is left alone like that of another model.
 std::string options_text(const Transformer& transformer) {
   const EffectiveOptions& options = transformer.options();
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", options.batch, options.chunk,
-                     options.local, options.heavy, static_cast<int>(options.select), options.key_block,
-                     options.query_block, options.pool, options.refine, options.least_weight, options.pinned,
-                     options.dense_below, fmt::join(options.dense_layers, ","),
-                     static_cast<int>(options.score_type),
-                     static_cast<int>(transformer.session().shape().kv_type));
+  std::string text;
+  const auto add = [&](const auto& option) { text += fmt::format("{} ", options.*option.effective); };
+  detail::for_each_option(detail::Part::plan, add);
+  text += fmt::format("{} ", static_cast<int>(options.select));
+  detail::for_each_option(detail::Part::size, add);
+  detail::for_each_option(detail::Part::exact, add);
+  return text + fmt::format("{} {} {}", fmt::join(options.dense_layers, ","),
+                            static_cast<int>(options.score_type),
+                            static_cast<int>(transformer.session().shape().kv_type));
 }
 
 /// Whether a name in the directory can be one of ours: digits, then `.rows` or `.ids`, then what a temporary file has.

@@ -59,19 +59,17 @@ Scheduler::Scheduler(Transformer& transformer, const Tokenizer& tokenizer, Prefi
 }
 
 std::int64_t Scheduler::tail_of(const CompletionRequest& request) const {
-  const EffectiveOptions& options = transformer_.options();
   const std::int64_t n = std::ssize(request.prompt);
-  const bool sparse = options.sparse && !request.rule.dense && n > options.chunk && n >= options.dense_below;
+  const bool sparse = !request.rule.dense && transformer_.options().sparse_turn(n, false);
   return sparse ? std::min(request.dense_tail.value_or(options_.dense_tail), n - 1) : 0;
 }
 
 PrefixCache::Wanted Scheduler::wanted_of(const CompletionRequest& request) const {
-  const EffectiveOptions& options = transformer_.options();
   PrefixCache::Wanted wanted;
   wanted.ids = request.prompt;
   wanted.rule = request.rule;
   wanted.prefill = std::ssize(request.prompt) - tail_of(request);
-  wanted.sparse_turn = options.sparse && !request.rule.dense && wanted.prefill >= options.dense_below;
+  wanted.sparse_turn = !request.rule.dense && transformer_.options().sparse_turn(wanted.prefill, true);
   wanted.chunk = chunk_;
   wanted.exact = options_.exact;
   return wanted;

@@ -13,6 +13,7 @@
 #include "cli/support/numbers.hpp"
 #include "cli/support/safetensors.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/detail/option_table.hpp"
 #include "headwater/options.hpp"
 #include "headwater/testing/sabotage.hpp"
 
@@ -140,9 +141,14 @@ void Reader::read_metadata() {
     blocks_.key_block = select->second == "blocks" ? number("key_block") : 1;
     if (blocks_.key_block < 1) throw Failure("metadata: key_block is 0; allowed are 1 and more");
   }
-  for (const char* key : {"version", "engine", "isa", "batch", "chunk", "local", "heavy", "scale", "softcap",
-                          "select", "key_block", "query_block", "pool", "refine", "least_weight", "pinned",
-                          "dense_below", "dense_layers"}) {
+  std::vector<const char*> keys{"version", "engine", "isa"};
+  const auto add = [&](const auto& option) { keys.push_back(option.name); };
+  detail::for_each_option(detail::Part::plan, add);
+  keys.insert(keys.end(), {"scale", "softcap", "select"});
+  detail::for_each_option(detail::Part::size, add);
+  detail::for_each_option(detail::Part::exact, add);
+  keys.push_back("dense_layers");
+  for (const char* const key : keys) {
     const auto it = header_.metadata.find(key);
     if (it != header_.metadata.end()) trace_.facts.emplace_back(key, one_line(it->second, kQuotedLimit));
   }

@@ -95,12 +95,9 @@ void add_facts(const AtlasModelFlags& flags, const runtime::Transformer& transfo
   const EffectiveOptions& effective = transformer.session().options();
   trace.facts = {{"version", kVersion},
                  {"engine", std::string(transformer.engine().name())},
-                 {"isa", std::string(transformer.engine().isa())},
-                 {"batch", std::to_string(effective.batch)},
-                 {"chunk", std::to_string(effective.chunk)},
-                 {"local", std::to_string(effective.local)},
-                 {"heavy", std::to_string(effective.heavy)},
-                 {"projections", runtime::precision_name(flags.model.precision)}};
+                 {"isa", std::string(transformer.engine().isa())}};
+  for (auto& fact : plan_facts(effective)) trace.facts.push_back(std::move(fact));
+  trace.facts.emplace_back("projections", runtime::precision_name(flags.model.precision));
   for (auto& fact : rule_facts(effective)) trace.facts.push_back(std::move(fact));
 }
 

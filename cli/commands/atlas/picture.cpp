@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "cli/commands/atlas/assets.hpp"
@@ -14,6 +16,7 @@
 #include "cli/commands/atlas/summary.hpp"
 #include "cli/support/calls.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/detail/option_table.hpp"
 
 namespace headwater::cli {
 namespace {
@@ -147,11 +150,10 @@ void Picture::head() {
   std::string facts = fmt::format("{}: {}, {}, {}{}", one_line(title_, 60), count_text(trace_.n, "token"),
                                   count_text(trace_.chunks(), trace_.row_name()), of,
                                   count_text(trace_.heads_in_file, trace_.head_kind()));
+  std::set<std::string> shown{"engine", "chunk", "local", "heavy", "select", "dense_layers"};
+  detail::for_each_option(detail::Part::exact, [&](const auto& option) { shown.insert(option.name); });
   for (const auto& [key, value] : trace_.facts) {
-    if (key == "engine" || key == "chunk" || key == "local" || key == "heavy" || key == "select" ||
-        key == "pinned" || key == "dense_below" || key == "dense_layers") {
-      facts += fmt::format(", {} {}", key, value);
-    }
+    if (shown.contains(key)) facts += fmt::format(", {} {}", key, value);
   }
   canvas_.text(kMargin, 62, facts, small_, kFaint);
   pair_bar(all, 96);

@@ -171,10 +171,7 @@ void AttendRun::lay_out() {
   layout_.add_metadata("version", kVersion);
   layout_.add_metadata("engine", std::string(engine_.name()));
   layout_.add_metadata("isa", std::string(engine_.isa()));
-  layout_.add_metadata("batch", std::to_string(effective.batch));
-  layout_.add_metadata("chunk", std::to_string(effective.chunk));
-  layout_.add_metadata("local", std::to_string(effective.local));
-  layout_.add_metadata("heavy", std::to_string(effective.heavy));
+  for (const auto& [name, value] : plan_facts(effective)) layout_.add_metadata(name, value);
   layout_.add_metadata("scale", fmt::format("{:.17g}", effective.scale));
   layout_.add_metadata("softcap", fmt::format("{:.17g}", effective.softcap));
   layout_.add_metadata("score_type", score_type_name(effective.score_type));

@@ -27,15 +27,10 @@ std::string json_text(const AttendReport& report) {
   json["engine"] = report.engine;
   json["isa"] = report.isa;
   json["threads"] = effective.threads;
-  json["effective"] = {{"batch", effective.batch},
-                       {"chunk", effective.chunk},
-                       {"local", effective.local},
-                       {"heavy", effective.heavy},
-                       {"scale", effective.scale},
-                       {"softcap", effective.softcap},
-                       {"score_type", score_type_name(effective.score_type)},
-                       {"schedule", schedule_name(effective.schedule)}};
-  add_rule(json["effective"], effective);
+  json["effective"] = effective_json(effective, {{"scale", effective.scale},
+                                                 {"softcap", effective.softcap},
+                                                 {"score_type", score_type_name(effective.score_type)},
+                                                 {"schedule", schedule_name(effective.schedule)}});
   json["tokens"] = report.tokens;
   json["chunks"] = report.chunks;
   json["heads"] = report.heads;

@@ -160,12 +160,7 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
   json["projections"] = measurement.projections;
   json["cache_type"] = dtype_name(flags.model.cache_type);
   json["threads"] = effective.threads;
-  json["effective"] = {{"batch", effective.batch},
-                       {"chunk", effective.chunk},
-                       {"local", effective.local},
-                       {"heavy", effective.heavy},
-                       {"dense_tail", flags.dense_tail}};
-  cli::add_rule(json["effective"], effective);
+  json["effective"] = cli::effective_json(effective, {{"dense_tail", flags.dense_tail}});
   json["judged_by"] = measurement.by_processor_time ? "processor time" : "wall time";
   json["rounds"] = flags.rounds;
   json["seed"] = flags.seed;

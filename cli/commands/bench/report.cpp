@@ -109,12 +109,7 @@ std::string json_text(const Flags& flags, const Comparison& comparison) {
   json["d_head"] = shape.d_head;
   json["d_value"] = shape.d_value;
   json["dtype"] = dtype_name(shape.kv_type);
-  json["effective"] = {{"batch", effective.batch},
-                       {"chunk", effective.chunk},
-                       {"local", effective.local},
-                       {"heavy", effective.heavy},
-                       {"schedule", cli::schedule_name(effective.schedule)}};
-  cli::add_rule(json["effective"], effective);
+  json["effective"] = cli::effective_json(effective, {{"schedule", cli::schedule_name(effective.schedule)}});
   json["rounds"] = flags.rounds;
   json["judged_by"] = comparison.by_processor_time ? "processor time" : "wall time";
   json["seed"] = flags.seed;

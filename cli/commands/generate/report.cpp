@@ -36,12 +36,7 @@ nlohmann::ordered_json run_json(const GenerateRun& run, double load) {
   json["prompt_tokens_done"] = run.done_tokens;
   json["generated_tokens"] = run.ids.size();
   json["ids"] = run.ids;
-  json["effective"] = {{"batch", run.effective.batch},
-                       {"chunk", run.effective.chunk},
-                       {"local", run.effective.local},
-                       {"heavy", run.effective.heavy},
-                       {"dense_tail", run.tail_tokens}};
-  add_rule(json["effective"], run.effective);
+  json["effective"] = effective_json(run.effective, {{"dense_tail", run.tail_tokens}});
   json["threads"] = run.effective.threads;
   json["pairs"] = run.pairs.computed;
   json["pairs_dense"] = run.pairs.dense;

@@ -178,11 +178,7 @@ std::string Experiment::json() const {
   json["engine"] = transformer_->engine().name();
   json["isa"] = transformer_->engine().isa();
   json["projections"] = runtime::precision_name(flags_.model.precision);
-  json["effective"] = {{"batch", effective_.batch},
-                       {"chunk", effective_.chunk},
-                       {"local", effective_.local},
-                       {"heavy", effective_.heavy}};
-  add_rule(json["effective"], effective_);
+  json["effective"] = effective_json(effective_, nlohmann::ordered_json::object());
   json["depths"] = nlohmann::ordered_json::array();
   for (std::size_t d = 0; d < std::min(depths(), prompts()); ++d) {
     const Answers sparse = at_depth(sparse_, d);

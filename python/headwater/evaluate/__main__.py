@@ -299,7 +299,7 @@ class Evaluation:
 
 
 def _sizes(flags):
-    return {size: getattr(flags, size) for size in ("pinned", "key_block", "query_block", "pool", "refine", "least_weight")}
+    return {size: getattr(flags, size) for size in ("pinned", *_options.RULES_WITH)}
 
 
 def _configuration(flags, path, haystack_digest):
@@ -360,11 +360,10 @@ def _evaluate(arguments, open_model):
         raise Refused(f"--gguf: {path} is a folder; allowed: a GGUF file")
     texts = {text_path: _text(text_path) for text_path in flags.texts}
     haystack, haystack_digest = (None, None) if flags.haystack is None else _text(flags.haystack)
-    for names, sizes in _options.RULES_WITH.items():
-        for size in sizes:
-            if getattr(flags, size) is not None and not set(names) & set(flags.rules):
-                raise Refused(f"--{size.replace('_', '-')}: no rule of --rules has such a size; allowed: without it, or --rules "
-                              f"with {' or '.join(names)}")
+    for size, names in _options.RULES_WITH.items():
+        if getattr(flags, size) is not None and not set(names) & set(flags.rules):
+            raise Refused(f"--{size.replace('_', '-')}: no rule of --rules has such a size; allowed: without it, or --rules "
+                          f"with {' or '.join(names)}")
     rules.Rule("dense", flags.chunk, flags.memory, **_sizes(flags))
     configuration = _configuration(flags, path, haystack_digest)
     backend = open_model(path, flags.threads, flags.engine)

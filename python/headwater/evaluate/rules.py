@@ -1,5 +1,7 @@
 """The rules that are compared, at one chunk and one size of memory set (docs/spec.md: S, and M = L + H)."""
 
+from .._options import RULES_WITH
+
 KEY_BLOCK, QUERY_BLOCK, POOL, BATCH = 8, 32, 4, 4096  # defaults of docs/spec.md
 NEWEST = 32  # L of rules blocks and sketches, as `headwater generate` has it
 PINNED = 8   # first tokens of every set by default, with them and with windows
@@ -10,15 +12,15 @@ DEFAULTS = ("dense", "h2o", "window", "sketches")  # compared where nothing is s
 class Rule:
     """name, and the options of a session by keyword.
 
-    pinned: first tokens that every set keeps, out of `memory`; None: 8, in whole key blocks, and 0 with h2o. key_block,
-    query_block, pool, refine: of rule blocks, query_block and least_weight of rule sketches; None: the library's own.
+    pinned: first tokens that every set keeps, out of `memory`; None: 8, in whole key blocks, and 0 with h2o. sizes: by
+    keyword, read by the rules that have them; None: the library's own.
     """
 
-    def __init__(self, name, chunk, memory, *, pinned=None, key_block=None, query_block=None, pool=None, refine=None,
-                 least_weight=None):
+    def __init__(self, name, chunk, memory, *, pinned=None, **sizes):
         """Errors: ValueError."""
-        sizes = {"key_block": key_block, "query_block": query_block, "pool": pool, "refine": refine}
-        key_block, query_block = key_block or KEY_BLOCK, query_block or QUERY_BLOCK
+        sizes = {size: value for size, value in sizes.items() if value is not None}
+        key_block, query_block = sizes.get("key_block", KEY_BLOCK), sizes.get("query_block", QUERY_BLOCK)
+        pool = sizes.get("pool", POOL)
         if name not in NAMES:
             raise ValueError(f"rule {name!r} is not known; allowed: {', '.join(NAMES)}")
         if chunk < query_block or chunk % key_block != 0:
@@ -26,8 +28,8 @@ class Rule:
         if not 2 * key_block <= memory < chunk or memory % key_block != 0:
             raise ValueError(f"the memory is {memory}; allowed: a multiple of {key_block}, {2 * key_block} or more and below "
                              f"the chunk, {chunk}")
-        if query_block % (pool or POOL) != 0:
-            raise ValueError(f"the pool is {pool or POOL}; allowed: what divides the query block, {query_block}")
+        if query_block % pool != 0:
+            raise ValueError(f"the pool is {pool}; allowed: what divides the query block, {query_block}")
         local = min(NEWEST, memory // 2 // key_block * key_block)  # of rules blocks and sketches, which have the most to choose
         most = memory // 2
         if pinned is None:
@@ -43,9 +45,8 @@ class Rule:
             self.options = {"select": "blocks", "local": memory - pinned, "heavy": pinned, "key_block": 1,
                             "query_block": chunk, "pool": chunk, "refine": 1}
         else:
-            own = sizes if name == "blocks" else {"query_block": sizes["query_block"], "least_weight": least_weight}
             self.options = {"select": name, "local": local, "heavy": memory - local,
-                            **{size: value for size, value in own.items() if value is not None}}
+                            **{size: value for size, value in sizes.items() if name in RULES_WITH[size]}}
         if name != "dense":
             self.options["pinned"] = pinned
         self.options["chunk"] = chunk

@@ -219,9 +219,8 @@ class View {
     document.title = `${meta.title}: headwater atlas`;
     document.getElementById("headline").textContent =
       `Which tokens each ${model.unit} reads: ${(100 * share).toFixed(1)} % of the query-key pairs of dense attention`;
-    const rule = ["select", "key_block", "query_block", "pool", "refine", "pinned", "dense_below", "dense_layers"];
-    const facts = ["engine", "isa", "chunk", "local", "heavy", ...rule].filter((key) => key in meta.facts)
-      .map((key) => `${key} ${meta.facts[key]}`);
+    const unsaid = ["version", "batch", "projections", "scale", "softcap", "least_weight"];
+    const facts = Object.keys(meta.facts).filter((key) => !unsaid.includes(key)).map((key) => `${key} ${meta.facts[key]}`);
     const of = model.heads === meta.heads_in_file ? "" : `${model.heads} of `;
     document.getElementById("facts").textContent = [meta.title, counted(model.n, "token"), counted(model.chunks, model.unit),
       of + counted(meta.heads_in_file, model.byBlocks ? "key/value head" : "query head"), ...facts,
