@@ -42,7 +42,8 @@ void expect_near(double got, double wanted) { EXPECT_NEAR(got, wanted, 1e-6 * wa
 TEST(Bound, OfOneSoftmaxIsWhatItsStepsAddUpTo) {
   for (const std::int64_t n : {1, 16, 64, 65, 4096, 20000}) {
     for (const std::int64_t d : {1, 64}) {
-      for (const double q : {0.0, 0.25}) {
+      for (const double q :
+           {0.0, 0.25, 59.0, 61.0, 2000.0}) {  // with 61 and 64 columns errors are above 2^-5
         const double logit = static_cast<double>(d + 4) * q * static_cast<double>(d);  // (d + 4) sum |q||k|
         const auto keys = static_cast<double>(n);
         const HeadTruth truth = eigen_oracle(alike(n, 0, d, q), Arithmetic{});
@@ -70,6 +71,18 @@ TEST(Bound, OfFusedPassesCountsTheRowSumOfThePartTwiceMore) {
     expect_near(truth.out_bound(0, 0), part(set) + part(1000.0 - set) + 1000.0 * kTiny);
     expect_near(truth.inter_bound[0], std::expm1(kU * (kExp + kRescales + row_sum(0.0, set) + 2.0)) / set +
                                           kTiny + kU * (1.0 + 1.0) / set + 0x1p-150);
+  }
+}
+
+// The oracle takes weights of a part from those of all keys, unless the largest of these is so far above that they vanish.
+TEST(Bound, APartFarBelowTheOtherHasItsOwnColumnSums) {
+  for (const double above : {0.0, 63.0, 65.0, 800.0}) {
+    HeadChunk chunk = alike(3, 2, 1, above);
+    chunk.keys.topRows(2).setZero();
+    const HeadTruth truth = eigen_oracle(chunk, Arithmetic{});
+    expect_near(truth.inter[0], 0.5);
+    expect_near(truth.inter[1], 0.5);
+    expect_near(truth.intra[0], 1.0);
   }
 }
 
