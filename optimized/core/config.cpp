@@ -141,10 +141,10 @@ void validate(const Shape& shape, const Options& options) {
 
 }  // namespace
 
-void require_h2o(const Options& options, std::string_view engine) {
-  if (options.select == Select::h2o) return;
-  refuse("select", options.select == Select::blocks ? "1 (blocks)" : "2 (sketches)",
-         "0 (h2o): engine " + std::string(engine) + " has no other rule");
+void require_no_sketches(const Options& options, std::string_view engine) {
+  if (options.select != Select::sketches) return;
+  refuse("select", "2 (sketches)",
+         "0 (h2o), 1 (blocks): engine " + std::string(engine) + " has no other rule");
 }
 
 void require_no_checkpoints(const Options& options, std::string_view engine) {

@@ -16,8 +16,8 @@ inline constexpr std::int64_t kPageMultiple = 256;
 /// `default_threads` is what threads = 0 stands for.
 EffectiveOptions resolve(const Shape& shape, const Options& options, int default_threads);
 
-/// Throws Error invalid_argument where the options want a rule other than h2o, which `engine` does not have.
-void require_h2o(const Options& options, std::string_view engine);
+/// Throws Error invalid_argument where the options want rule sketches, which `engine` does not have.
+void require_no_sketches(const Options& options, std::string_view engine);
 
 /// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.
 void require_no_checkpoints(const Options& options, std::string_view engine);

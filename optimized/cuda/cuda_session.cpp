@@ -18,7 +18,11 @@ CudaSession::CudaSession(std::unique_ptr<Device> device, const Dispatch& dispatc
       sm90_(data_, sm80_, sm90_switch, !wished.alibi.empty()),
       dense_(data_, sm80_),
       staging_(data_) {
-  if (effective.sparse) sparse_.emplace(data_);
+  if (effective.sparse && effective.select == Select::blocks) {
+    blocks_.emplace(data_);
+  } else if (effective.sparse) {
+    sparse_.emplace(data_);
+  }
   sm90_.take_memory();
   WindowExtent most = data_.extent();
   if (effective.sparse) most.intra_parts = sm90_.intra_parts();
@@ -131,10 +135,17 @@ void CudaSession::run_layer(const headwater::SequenceCall& asked) {
                      window.observed());
     store_rows(window, rows.k, rows.v);
     if (sparse) {
-      sparse_->run(window, held);
+      launches_->after_store();
+      if (blocks_) {
+        blocks_->summarise(window);
+        blocks_->run(window, held);
+      } else {
+        sparse_->run(window, held);
+      }
       first += held.size();
     } else {
       dense_.run(window, held.front());
+      if (blocks_) blocks_->summarise(window);
     }
     launches_->end();
     if (!sparse) dense_.keep_lse(window, held.front());

@@ -9,6 +9,7 @@
 #include "core/buffer.hpp"
 #include "core/session_base.hpp"
 #include "cuda/layer.hpp"
+#include "cuda/pass/blocks.hpp"
 #include "cuda/pass/dense.hpp"
 #include "cuda/pass/sparse.hpp"
 #include "cuda/path/sm80.hpp"
@@ -62,7 +63,8 @@ class CudaSession final : public core::SessionBase {
   SessionData data_;
   Sm80Path sm80_;
   Sm90Path sm90_;
-  std::optional<SparsePass> sparse_;  // none: the session is dense
+  std::optional<SparsePass> sparse_;  // rule h2o; none: the session is dense or has another
+  std::optional<BlocksPass> blocks_;  // rule blocks
   DensePass dense_;
   Staging staging_;
   std::optional<WindowLaunches> launches_;

@@ -70,11 +70,23 @@ Choice Dispatch::sm90(Stage stage, DType unit, std::int64_t d, std::int64_t dv, 
   return best;
 }
 
-Choice Dispatch::select(std::int64_t candidates) const {
+Choice Dispatch::chosen_forward(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const {
+  return sized(Stage::chosen_forward, unit, d, dv, rows);
+}
+
+Choice Dispatch::votes(DType unit) const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].stage == Stage::votes && entries_[i].unit == unit)
+      return {static_cast<int>(i), &entries_[i]};
+  }
+  missing("votes");
+}
+
+Choice Dispatch::select(Stage of, std::int64_t candidates) const {
   Choice best;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const KernelEntry& entry = entries_[i];
-    if (entry.stage != Stage::select) continue;
+    if (entry.stage != of) continue;
     // The smallest whose shared memory holds all candidates; beyond all of them, the largest.
     const bool better =
         !best.entry || (best.entry->candidates < candidates

@@ -27,7 +27,11 @@ class Dispatch {
   /// Of the same tiles as forward(): the same m and l.
   [[nodiscard]] Choice softmax(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const;
   [[nodiscard]] Choice column_sums(DType unit, std::int64_t d, std::int64_t keys) const;
-  [[nodiscard]] Choice select(std::int64_t candidates) const;
+  /// Of the same tiles as forward(), over chosen keys.
+  [[nodiscard]] Choice chosen_forward(DType unit, std::int64_t d, std::int64_t dv, std::int64_t rows) const;
+  [[nodiscard]] Choice votes(DType unit) const;
+  /// `of`: select or choose.
+  [[nodiscard]] Choice select(Stage of, std::int64_t candidates) const;
   /// The smallest kernel of sm_90a of a stage for rows of d (and values of dv) elements; entry null: there is none.
   [[nodiscard]] Choice sm90(Stage stage, DType unit, std::int64_t d, std::int64_t dv, bool mapped) const;
 

@@ -58,7 +58,7 @@ class CudaEngine final : public Engine {
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {
     try {
       const EffectiveOptions effective = core::resolve(shape, options, 1);
-      core::require_h2o(options, name());
+      core::require_no_sketches(options, name());
       core::require_no_checkpoints(options, name());
       core::require_own_rows(options, name());
       core::require_own_memory(options, name());

@@ -61,14 +61,18 @@ SessionData::SessionData(std::unique_ptr<Device> opened, const Dispatch& kernels
   const bool capped = effective.softcap > 0.0;
   rule.factor = static_cast<float>(capped ? effective.scale / effective.softcap : effective.scale * log2e);
   rule.cap = static_cast<float>(effective.softcap * log2e);
-  rule.slopes = upload(wished.alibi, "slopes");
-  rule.sinks = upload(wished.sinks, "sinks");
+  rule.slopes = upload(wished.alibi, log2e, "slopes");
+  rule.sinks = upload(wished.sinks, log2e, "sinks");
+  if (!effective.sparse || effective.select != Select::blocks) return;
+  vote_rule.factor = capped ? static_cast<float>(1.0 / effective.softcap) : 1.0F;
+  vote_rule.cap = static_cast<float>(effective.softcap);
+  vote_rule.slopes = upload(wished.alibi, 1.0, "slopes of estimates");
 }
 
-/// In units of ln 2; null: there are none.
-const float* SessionData::upload(const std::vector<float>& values, const char* what) {
+/// Times a factor; null: there are none.
+const float* SessionData::upload(const std::vector<float>& values, double factor, const char* what) {
   std::vector<float> scaled(values);
-  for (float& x : scaled) x = static_cast<float>(x * std::numbers::log2e);
+  for (float& x : scaled) x = static_cast<float>(x * factor);
   const auto count = static_cast<std::int64_t>(scaled.size());
   auto* to = take<float>(count, what);
   if (to == nullptr) return nullptr;
@@ -101,7 +105,8 @@ WindowExtent SessionData::extent() const {
   if (!options.sparse) return {};
   const std::int64_t chunk = std::min(options.chunk, window_rows);
   const std::int64_t chunks = pieces(window_rows, chunk);
-  return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets), 1};
+  return {chunks, std::max<std::int64_t>(1, kGroupRows / chunk), std::min(chunks, kGatheredSets), 1,
+          options.select == Select::blocks};
 }
 
 }  // namespace headwater::cuda

@@ -77,11 +77,12 @@ struct SessionData {
   const std::int64_t score_bytes;
   MemoryBytes bytes;  ///< of device and host memory that was taken
   LogitRule rule{};
+  LogitRule vote_rule{};          ///< of estimates, whose products have the scale (SEL-5): no unit, no sinks
   float* lse = nullptr;           ///< device, [Hq][window]
   core::Buffer<float> shown_lse;  ///< host, [Hq][capacity]: what observers look at
 
  private:
-  const float* upload(const std::vector<float>& values, const char* what);
+  const float* upload(const std::vector<float>& values, double factor, const char* what);
 
   unsigned char* keys_ = nullptr;    // [layers][Hkv][capacity][key_width]
   unsigned char* values_ = nullptr;  // [layers][Hkv][capacity][value_width]

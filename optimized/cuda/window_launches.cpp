@@ -34,7 +34,24 @@ std::int64_t WindowLaunches::bytes() const {
 
 void WindowLaunches::put(Place place, const Choice& any) { launch(place, any, {1, 1, 1}, CombineParams{}); }
 
-void WindowLaunches::capture_sparse(const Choice& any) {
+WindowLaunches::Place WindowLaunches::block_step(BlockStep step) const {
+  constexpr const char* kStages[] = {"summaries",        "pools",       "region votes",
+                                     "region selection", "block votes", "block selection",
+                                     "token votes",      "sets",        "chosen output"};
+  const auto number = static_cast<std::int64_t>(step);
+  const std::int64_t first = 1 + 2 * most_.intra_parts * groups(most_.chunks);
+  return {static_cast<int>(first + number), Branch::in_line, kStages[number]};
+}
+
+void WindowLaunches::capture_chosen(const Choice& any) {
+  capture_intra(any);
+  for (int step = 0; step < static_cast<int>(BlockStep::output); ++step)
+    put(block_step(static_cast<BlockStep>(step)), any);
+  join_intra(most_.chunks - 1);
+  put(block_step(BlockStep::output), any);
+}
+
+void WindowLaunches::capture_intra(const Choice& any) {
   after_store();
   for (std::int64_t group = 0; group < groups(most_.chunks); ++group) {
     for (std::int64_t part = 0; part < most_.intra_parts; ++part) {
@@ -43,6 +60,10 @@ void WindowLaunches::capture_sparse(const Choice& any) {
     }
     after_group(group);
   }
+}
+
+void WindowLaunches::capture_sparse(const Choice& any) {
+  capture_intra(any);
   for (std::int64_t chunk = 0; chunk < most_.chunks; ++chunk) {
     before_select(chunk);
     put(select(chunk), any);
@@ -68,6 +89,10 @@ WindowLaunches::Captured WindowLaunches::capture(const Dispatch& dispatch, Order
     put(dense_forward(), any);
     put(combine(), any);
     places = combine().index + 1;
+    if (most_.chooses) put({places++, Branch::in_line, ""}, any);  // summaries
+  } else if (most_.chooses) {
+    capture_chosen(any);
+    places = block_step(BlockStep::output).index + 1;
   } else {
     capture_sparse(any);
     places = inter_output(most_.chunks - 1).index + 1;
@@ -134,9 +159,13 @@ void WindowLaunches::after_output(std::int64_t chunk) {
   if (!replays_) device_.record(output_done_[static_cast<std::size_t>(slot(chunk))], behind_);
 }
 
+void WindowLaunches::join_intra(std::int64_t chunk) {
+  if (!replays_) device_.wait(in_line_, group_done(chunk));
+}
+
 void WindowLaunches::join(std::int64_t chunk) {
   if (replays_) return;
-  device_.wait(in_line_, group_done(chunk));
+  join_intra(chunk);
   device_.wait(in_line_, output_done_[static_cast<std::size_t>(slot(chunk))]);
 }
 

@@ -20,6 +20,7 @@ struct WindowExtent {
   std::int64_t together = 1;     ///< chunks of a group
   std::int64_t gathered = 1;     ///< chunks whose gathered rows are kept at a time
   std::int64_t intra_parts = 1;  ///< launches of a group's forward pass, and as many of its column sums
+  bool chooses = false;          ///< rule blocks
 };
 
 /// The launches of a window of rows, and which of them waits for which:
@@ -27,6 +28,9 @@ struct WindowExtent {
 ///     store -> intra pass, group after group of chunks                                    (beside)
 ///          \-> select, gather, softmax and column sums of memory sets, chunk after chunk  (in line)
 ///                         \-> output of the inter pass, chunk after chunk                 (behind)
+///
+/// With rule blocks (WindowExtent::chooses) the sets of all chunks are chosen beside their intra passes, in line, and one output
+/// of all waits for both.
 ///
 /// A chunk's selection waits for the column sums of the chunks before it, and for no output; its output waits for its gathered
 /// rows and its own intra pass; gathering waits for the output that last needed the rows it overwrites. The rest runs side by
@@ -45,6 +49,19 @@ class WindowLaunches {
   struct IntraPlaces {
     Place forward;
     Place column_sums;
+  };
+
+  /// Launches of rule blocks, in this order.
+  enum class BlockStep : std::uint8_t {
+    summaries,
+    pools,
+    region_votes,
+    regions,
+    block_votes,
+    blocks,
+    token_votes,
+    sets,
+    output,
   };
 
   /// `in_line`: the session's stream. Takes streams, events and graphs of the device. Errors: out_of_memory.
@@ -81,6 +98,10 @@ class WindowLaunches {
   [[nodiscard]] static Place store() { return {0, Branch::in_line, "kv write"}; }
   [[nodiscard]] static Place dense_forward() { return {1, Branch::in_line, "dense forward"}; }
   [[nodiscard]] static Place combine() { return {2, Branch::in_line, "combine"}; }
+  /// With rule blocks, of either order.
+  [[nodiscard]] Place summaries() const {
+    return order_ == Order::dense ? Place{3, Branch::in_line, "summaries"} : block_step(BlockStep::summaries);
+  }
   [[nodiscard]] IntraPlaces intra(std::int64_t group, std::int64_t part) const {
     const auto first = static_cast<int>(1 + 2 * (most_.intra_parts * group + part));
     return {{first, Branch::beside, "intra forward"}, {first + 1, Branch::beside, "intra column sums"}};
@@ -95,6 +116,8 @@ class WindowLaunches {
     return {in_chunk(chunk, 4, "").index, Branch::behind, "inter output"};
   }
 
+  [[nodiscard]] Place block_step(BlockStep step) const;
+
   // Waits of a sparse window; chunks are counted from its first.
   void after_store();
   void after_group(std::int64_t group);
@@ -103,6 +126,8 @@ class WindowLaunches {
   void after_gather();
   void before_output(std::int64_t chunk);
   void after_output(std::int64_t chunk);
+  /// What follows in line waits for the chunk's intra pass.
+  void join_intra(std::int64_t chunk);
   /// What follows in line waits for all of the chunk.
   void join(std::int64_t chunk);
 
@@ -119,6 +144,8 @@ class WindowLaunches {
   }
   [[nodiscard]] Captured capture(const Dispatch& dispatch, Order order);
   void capture_sparse(const Choice& any);
+  void capture_intra(const Choice& any);
+  void capture_chosen(const Choice& any);
   void put(Place place, const Choice& any);
   [[nodiscard]] Stream stream_of(Branch branch) const {
     return branch == Branch::beside ? beside_ : branch == Branch::behind ? behind_ : in_line_;

@@ -66,7 +66,7 @@ void require_selected(const Selection& s, bool bf16, unsigned scores) {
   params.heavy = s.heavy;
   params.local_begin = local_begin;
   params.end = local_begin + s.local;
-  const Choice kernel = dispatch().select(s.candidates);
+  const Choice kernel = dispatch().select(Stage::select, s.candidates);
   device->launch(stream, kernel.index, {static_cast<int>(kSets), 1, 1}, kernel.entry->shared_bytes, params);
   std::vector<std::int32_t> got(sets.size());
   device->copy(stream, got.data(), params.sets.raw(), std::ssize(got) * 4, Direction::device_to_host);

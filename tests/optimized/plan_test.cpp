@@ -278,13 +278,17 @@ TEST(Config, SEL_1_AnEngineWithoutTheRuleSaysSo) {
   options.pinned = 1;
   options.dense_below = 9;
   options.dense_layers = {0};
-  EXPECT_NO_THROW(require_h2o(options, "some"));
-  options.select = Select::blocks;
+  for (const Select select : {Select::h2o, Select::blocks}) {
+    options.select = select;
+    EXPECT_NO_THROW(require_no_sketches(options, "some"));
+  }
+  options.select = Select::sketches;
   try {
-    require_h2o(options, "some");
+    require_no_sketches(options, "some");
     ADD_FAILURE() << "not refused";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "select is 1 (blocks); allowed: 0 (h2o): engine some has no other rule");
+    EXPECT_STREQ(error.what(),
+                 "select is 2 (sketches); allowed: 0 (h2o), 1 (blocks): engine some has no other rule");
   }
 }
 

@@ -20,6 +20,12 @@ enum class Stage : std::uint8_t {
   sm90_column_sums,  ///< its column sums
   sm90_score,        ///< column sums of the inter pass, by runs of queries
   score_sums,        ///< adds those up
+  // Rule blocks.
+  summarise,
+  pool_queries,
+  votes,
+  choose,
+  chosen_forward,  ///< forward over the keys of query blocks' sets
 };
 
 /// A compiled kernel and what it is made for.
@@ -28,11 +34,11 @@ struct KernelEntry {
   Stage stage;
   DType unit = DType::f32;  ///< arithmetic: tensor cores for 16-bit types
   int d = 0;                ///< elements of a row in shared memory; wider rows come in slices
-  int dv = 0;               ///< of a value row, forward and softmax only
-  int rows = 0;             ///< query rows (forward, softmax) or keys (column sums) of a block
-  int keys = 0;             ///< keys (forward, softmax) or queries (column sums) of a tile
+  int dv = 0;               ///< of a value row, forwards and softmax only
+  int rows = 0;             ///< query rows (forwards, softmax, votes) or keys (column sums) of a block
+  int keys = 0;             ///< keys (forwards, softmax, votes) or queries (column sums) of a tile
   int shared_bytes = 0;
-  int candidates = 0;   ///< select: most that fit into shared memory
+  int candidates = 0;   ///< select, choose: most that fit into shared memory
   bool mapped = false;  ///< sm90/: made for the whole rule of logits (cap, slopes, factor of any sign)
 };
 

@@ -2,6 +2,9 @@
 
 #include <vector>
 
+#include "cuda/kernels/blocks/choose.hpp"
+#include "cuda/kernels/blocks/pools.hpp"
+#include "cuda/kernels/blocks/summarise.hpp"
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/entries.hpp"
 #include "cuda/kernels/gather.hpp"
@@ -29,6 +32,12 @@ HEADWATER_CUDA_KERNEL(select_32, SelectParams, FewCandidates::kThreads, 16,
                       ::headwater::cuda::select_memory<FewCandidates>)
 HEADWATER_CUDA_KERNEL(select_256, SelectParams, ManyCandidates::kThreads, 2,
                       ::headwater::cuda::select_memory<ManyCandidates>)
+HEADWATER_CUDA_KERNEL(summarise_256, SummariseParams, kSummariseThreads, 4, ::headwater::cuda::summarise)
+HEADWATER_CUDA_KERNEL(pool_queries_128, PoolParams, kPoolThreads, 8, ::headwater::cuda::pool_queries)
+HEADWATER_CUDA_KERNEL(choose_32, ChooseParams, FewCandidates::kThreads, 16,
+                      ::headwater::cuda::choose_of_set<FewCandidates>)
+HEADWATER_CUDA_KERNEL(choose_256, ChooseParams, ManyCandidates::kThreads, 2,
+                      ::headwater::cuda::choose_of_set<ManyCandidates>)
 
 Entries rows_entries() {
   static const KernelEntry entries[] = {
@@ -39,6 +48,12 @@ Entries rows_entries() {
       {HEADWATER_CUDA_ROW(select_32), Stage::select, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
        FewCandidates::kCached},
       {HEADWATER_CUDA_ROW(select_256), Stage::select, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
+       ManyCandidates::kCached},
+      {HEADWATER_CUDA_ROW(summarise_256), Stage::summarise},
+      {HEADWATER_CUDA_ROW(pool_queries_128), Stage::pool_queries},
+      {HEADWATER_CUDA_ROW(choose_32), Stage::choose, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
+       FewCandidates::kCached},
+      {HEADWATER_CUDA_ROW(choose_256), Stage::choose, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
        ManyCandidates::kCached},
   };
   return entries;

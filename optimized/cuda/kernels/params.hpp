@@ -72,6 +72,31 @@ struct PassGeometry {
   std::int64_t positions_stride;
 };
 
+/// Query blocks of a window's chunks that have a memory, `count` for each key/value head (SEL-4): per_chunk for every chunk,
+/// of which a short one uses the first. Set: what query block b and key/value head h choose, number h * count + b.
+struct QueryBlocks {
+  std::int64_t base;   ///< position of row 0 of q
+  std::int64_t begin;  ///< of the first chunk
+  std::int64_t end;    ///< after the last one
+  std::int64_t chunk;
+  std::int64_t local;         ///< L
+  std::int64_t heavy;         ///< H
+  std::int64_t most_kept;     ///< R H / K
+  std::int64_t most_regions;  ///< G of SEL-12
+  int key_block;              ///< K
+  int rows;                   ///< Q
+  int per_chunk;
+  int count;
+  bool refines;  ///< R > 1
+};
+
+/// What is voted on.
+enum class VoteKind : std::uint8_t {
+  regions = 0,  ///< SEL-12
+  blocks = 1,   ///< SEL-6
+  tokens = 2,   ///< SEL-7
+};
+
 struct StoreRowsParams {
   InputRows k;
   InputRows v;
@@ -91,7 +116,74 @@ struct StoreRowsParams {
   int n;
 };
 
-/// Grid: heads (packed: key/value heads) x row tiles x (chunks or splits) * value slices.
+/// SEL-3 of key blocks [first, last), which the rows that were just stored complete, and SEL-12 of the regions that these
+/// complete. Grid x: regions that are touched * key/value heads.
+struct SummariseParams {
+  StoredRows keys;
+  Global<void>
+      blocks;  ///< [Hkv][blocks_stride] elements: rows of `width`, d means, the variances of the groups, zeros
+  Global<void> regions;
+  std::int64_t blocks_stride;
+  std::int64_t regions_stride;
+  DType type;
+  int width;
+  int d;
+  int heads_kv;
+  int key_block;
+  int first;
+  int last;
+};
+
+/// SEL-4, the queries of pools and half pools. Grid x, here and in the next two: sets.
+struct PoolParams {
+  QueryBlocks at;
+  InputRows q;
+  int d;
+  int group;  ///< query heads of a key/value head
+  int pool;   ///< P
+  int half;   ///< rows of a half pool
+  float scale;
+  DType type;  ///< of both
+  Global<void>
+      pooled;  ///< [sets][pools * group][width]: scaled means, half the squares' sums of the groups, zeros
+  Global<void> halves;  ///< [sets][half pools * group][half_width]: means, zeros; or null
+  std::int64_t stride;  ///< elements of a set
+  std::int64_t half_stride;
+  int width;
+  int half_width;
+};
+
+struct VoteParams {
+  QueryBlocks at;
+  VoteKind kind;
+  StoredRows queries;  ///< of pools or half pools, a set's as if they were a head's
+  StoredRows keys;     ///< summaries or stored keys
+  LogitRule rule;      ///< of tokens in units of ln 2, else as it is
+  int columns;         ///< of a row that are multiplied
+  int group;
+  int pool;  ///< rows of a pool
+  Global<const std::int32_t>
+      listed;  ///< [sets][listed_stride] regions that are searched, or blocks that are kept
+  std::int64_t listed_stride;
+  Global<float> votes;  ///< [sets][votes_stride]
+  std::int64_t votes_stride;
+};
+
+/// The best by their votes (MEM-3, MEM-7): of regions or blocks their numbers, at last the set (SEL-8).
+struct ChooseParams {
+  QueryBlocks at;
+  VoteKind kind;
+  Global<const float> votes;
+  std::int64_t votes_stride;
+  Global<const std::int32_t> listed;  ///< tokens: blocks that are kept
+  std::int64_t listed_stride;
+  Global<std::int32_t> chosen;  ///< [sets][chosen_stride]
+  std::int64_t chosen_stride;
+  std::int64_t pinned;  ///< first ones that are kept, whatever their votes
+};
+
+/// Grid: heads (packed: key/value heads) x row tiles x (chunks or splits) * value slices; of chosen keys
+/// (row tiles * sets) x 1 x value slices.
 struct ForwardParams {
   InputRows q;
   StoredRows keys;
@@ -109,6 +201,7 @@ struct ForwardParams {
   SoftmaxState
       state;  ///< written: by rows whose softmax goes on elsewhere (out not null), of all rows max and sum
   SoftmaxState fused;  ///< max not null: joined with the own softmax (FUSE-1)
+  QueryBlocks blocks;  ///< of chosen keys, whose positions are at.positions by set
 };
 
 struct CombineParams {

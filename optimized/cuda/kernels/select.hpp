@@ -16,23 +16,18 @@ struct SelectShape {
   static constexpr int kShared = 4 * (kCached + kWarps);
 };
 
-template <class Shape, class Context>
+/// What is chosen from: `count` candidates, of which `budget` are kept; key_of(i) is the ordered key of number i.
+template <class Shape, class KeyOf>
 struct Candidates {
-  const SelectParams& p;
-  std::int64_t set;     ///< first entry of the head's set
-  std::int64_t scores;  ///< and score
+  int count;
+  int budget;
+  int lowest_bit;  ///< that a key can have
   Shared<std::uint32_t> cache;
+  KeyOf key_of;
 
-  HEADWATER_CUDA_FUNCTION int position(int i) const {
-    return i < p.kept ? p.sets[set + i] : p.since + (i - p.kept);
-  }
-  HEADWATER_CUDA_FUNCTION std::uint32_t key_from_score(int i) const {
-    if (i < p.pinned) return kPinnedKey;
-    return order_key(read_score(p.scores, p.scores_bf16, scores + position(i)));
-  }
-  HEADWATER_CUDA_FUNCTION bool cached() const { return p.candidates <= Shape::kCached; }
+  HEADWATER_CUDA_FUNCTION bool cached() const { return count <= Shape::kCached; }
   HEADWATER_CUDA_FUNCTION std::uint32_t key(int i) const {
-    if (!cached()) return key_from_score(i);
+    if (!cached()) return key_of(i);
     const std::uint32_t kept = cache[i];
     return kept;
   }
@@ -53,20 +48,18 @@ HEADWATER_CUDA_FUNCTION std::uint32_t block_sum(Context& ctx, std::uint32_t valu
   return total;
 }
 
-/// The largest threshold that `heavy` candidates reach: the key of the worst one that is kept.
-template <class Shape, class Context>
-HEADWATER_CUDA_FUNCTION std::uint32_t find_threshold(Context& ctx,
-                                                     const Candidates<Shape, Context>& candidates,
+/// The largest threshold that `budget` candidates reach: the key of the worst one that is kept.
+template <class Shape, class Context, class KeyOf>
+HEADWATER_CUDA_FUNCTION std::uint32_t find_threshold(Context& ctx, const Candidates<Shape, KeyOf>& candidates,
                                                      Shared<std::uint32_t> warps) {
-  const SelectParams& p = candidates.p;
-  const int lowest = p.scores_bf16 ? 16 : 0;  // a BF16 score has no bits below
   std::uint32_t threshold = 0;
-  for (int bit = 31; bit >= lowest; --bit) {
+  for (int bit = 31; bit >= candidates.lowest_bit; --bit) {
     const std::uint32_t raised = threshold | (1u << bit);
     std::uint32_t reached = 0;
-    for (int i = ctx.thread(); i < p.candidates; i += Shape::kThreads)
+    for (int i = ctx.thread(); i < candidates.count; i += Shape::kThreads)
       reached += candidates.key(i) >= raised ? 1u : 0u;
-    if (block_sum<Shape>(ctx, reached, warps) >= static_cast<std::uint32_t>(p.heavy)) threshold = raised;
+    if (block_sum<Shape>(ctx, reached, warps) >= static_cast<std::uint32_t>(candidates.budget))
+      threshold = raised;
   }
   return threshold;
 }
@@ -108,51 +101,65 @@ HEADWATER_CUDA_FUNCTION Ranks rank(Context& ctx, bool above, bool equal, Shared<
   return ranks;
 }
 
+/// Calls keep(rank, i) for the `budget` best candidates i, rank 0, 1, ... in ascending order. By all threads of a block.
+template <class Shape, class Context, class KeyOf, class Keep>
+HEADWATER_CUDA_FUNCTION void choose(Context& ctx, const Candidates<Shape, KeyOf>& candidates,
+                                    Shared<std::uint32_t> warps, const Keep& keep) {
+  if (candidates.cached()) {
+    for (int i = ctx.thread(); i < candidates.count; i += Shape::kThreads)
+      candidates.cache[i] = candidates.key_of(i);
+    ctx.barrier();
+  }
+  const std::uint32_t threshold = find_threshold<Shape>(ctx, candidates, warps);
+  // How many are above is known after a pass only; the number of equals to keep follows.
+  std::uint32_t above_all = 0;
+  std::uint32_t equal_all = 0;
+  for (int i = ctx.thread(); i < candidates.count; i += Shape::kThreads) {
+    const std::uint32_t key = candidates.key(i);
+    above_all += key > threshold ? 1u : 0u;
+    equal_all += key == threshold ? 1u : 0u;
+  }
+  above_all = block_sum<Shape>(ctx, above_all, warps);
+  const std::uint32_t ties = static_cast<std::uint32_t>(candidates.budget) - above_all;
+  std::uint32_t skipped = 0;
+  if (HEADWATER_SABOTAGE("cuda.select.last_ties")) skipped = block_sum<Shape>(ctx, equal_all, warps) - ties;
+
+  std::uint32_t above_before = 0;
+  std::uint32_t equal_before = 0;
+  for (int first = 0; first < candidates.count; first += Shape::kThreads) {
+    const int i = first + ctx.thread();
+    const std::uint32_t key = i < candidates.count ? candidates.key(i) : 0u;
+    const bool above = i < candidates.count && key > threshold;
+    const bool equal = i < candidates.count && key == threshold;
+    const Ranks ranks = rank<Shape>(ctx, above, equal, warps);
+    const std::uint32_t above_rank = above_before + (ranks.before & 0xFFFFu);
+    const std::uint32_t equal_rank = equal_before + (ranks.before >> 16);
+    const std::uint32_t equal_kept = equal_rank < skipped          ? 0u
+                                     : equal_rank - skipped < ties ? equal_rank - skipped
+                                                                   : ties;
+    if (above || (equal && equal_rank >= skipped && equal_rank - skipped < ties)) {
+      keep(static_cast<int>(above_rank + equal_kept), i);
+    }
+    above_before += ranks.total & 0xFFFFu;
+    equal_before += ranks.total >> 16;
+  }
+}
+
 template <class Shape, class Context>
 HEADWATER_CUDA_FUNCTION void select_memory(Context& ctx, const SelectParams& p) {
   const Shared<std::uint32_t> cache = ctx.template shared<std::uint32_t>(0, Shape::kCached);
   const Shared<std::uint32_t> warps = ctx.template shared<std::uint32_t>(4 * Shape::kCached, Shape::kWarps);
   const std::int64_t set = static_cast<std::int64_t>(ctx.block_x()) * p.width;
-  const Candidates<Shape, Context> candidates{p, set, ctx.block_x() * p.capacity, cache};
+  const std::int64_t scores = ctx.block_x() * p.capacity;
+  const auto position = [&](int i) -> int { return i < p.kept ? p.sets[set + i] : p.since + (i - p.kept); };
+  const auto key = [&](int i) -> std::uint32_t {
+    if (i < p.pinned) return kPinnedKey;
+    return order_key(read_score(p.scores, p.scores_bf16, scores + position(i)));
+  };
   if (p.heavy > 0) {
-    if (candidates.cached()) {
-      for (int i = ctx.thread(); i < p.candidates; i += Shape::kThreads)
-        cache[i] = candidates.key_from_score(i);
-      ctx.barrier();
-    }
-    const std::uint32_t threshold = find_threshold<Shape>(ctx, candidates, warps);
-    // How many are above is known after a pass only; the number of equals to keep follows.
-    std::uint32_t above_all = 0;
-    std::uint32_t equal_all = 0;
-    for (int i = ctx.thread(); i < p.candidates; i += Shape::kThreads) {
-      const std::uint32_t key = candidates.key(i);
-      above_all += key > threshold ? 1u : 0u;
-      equal_all += key == threshold ? 1u : 0u;
-    }
-    above_all = block_sum<Shape>(ctx, above_all, warps);
-    const std::uint32_t ties = static_cast<std::uint32_t>(p.heavy) - above_all;
-    std::uint32_t skipped = 0;
-    if (HEADWATER_SABOTAGE("cuda.select.last_ties")) skipped = block_sum<Shape>(ctx, equal_all, warps) - ties;
-
-    std::uint32_t above_before = 0;
-    std::uint32_t equal_before = 0;
-    for (int first = 0; first < p.candidates; first += Shape::kThreads) {
-      const int i = first + ctx.thread();
-      const std::uint32_t key = i < p.candidates ? candidates.key(i) : 0u;
-      const bool above = i < p.candidates && key > threshold;
-      const bool equal = i < p.candidates && key == threshold;
-      const Ranks ranks = rank<Shape>(ctx, above, equal, warps);
-      const std::uint32_t above_rank = above_before + (ranks.before & 0xFFFFu);
-      const std::uint32_t equal_rank = equal_before + (ranks.before >> 16);
-      const std::uint32_t equal_kept = equal_rank < skipped          ? 0u
-                                       : equal_rank - skipped < ties ? equal_rank - skipped
-                                                                     : ties;
-      if (above || (equal && equal_rank >= skipped && equal_rank - skipped < ties)) {
-        p.scratch[set + above_rank + equal_kept] = candidates.position(i);
-      }
-      above_before += ranks.total & 0xFFFFu;
-      equal_before += ranks.total >> 16;
-    }
+    const int lowest_bit = p.scores_bf16 ? 16 : 0;  // a BF16 score has no bits below
+    const Candidates<Shape, decltype(key)> candidates{p.candidates, p.heavy, lowest_bit, cache, key};
+    choose<Shape>(ctx, candidates, warps, [&](int at, int i) { p.scratch[set + at] = position(i); });
   }
   ctx.barrier();  // the previous set has been read, the new entries are written
   for (int i = ctx.thread(); i < p.width; i += Shape::kThreads) {

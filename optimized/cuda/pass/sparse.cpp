@@ -46,15 +46,9 @@ void SparsePass::take_rows() {
 }
 
 void SparsePass::take_states() {
+  stores_.take_states(data_);
   const std::int64_t rows = core::checked_product(data_.shape.n_head, data_.window_rows);
-  auto* next = data_.take<float>(core::checked_product(rows, 6 + data_.shape.d_value), "softmax state");
-  SoftmaxState& intra = stores_.intra;
-  intra.out =
-      data_.part(next, rows * data_.shape.d_value, "unfinished outputs");  // first: aligned as allocated
-  intra.max = data_.part(next, rows, "intra maxima");
-  intra.sum = data_.part(next, rows, "intra sums");
-  intra.rounded = data_.part(next, rows, "intra divisors");
-  intra.stride = data_.window_rows;
+  auto* next = data_.take<float>(core::checked_product(rows, 3), "softmax state of memory sets");
   SoftmaxState& inter = stores_.inter;
   inter.max = data_.part(next, rows, "inter maxima");
   inter.sum = data_.part(next, rows, "inter sums");
@@ -82,7 +76,6 @@ MemoryView SparsePass::memory(std::int64_t layer) const {
 
 void SparsePass::run(const Window& window, std::span<const Chunk> chunks) {
   WindowLaunches& launches = window.launches;
-  launches.after_store();
   const auto count = static_cast<std::int64_t>(chunks.size());
   const std::int64_t group_rows = launches.together() * data_.options.chunk;
   for (std::int64_t group = 0; group < launches.groups(count); ++group) {
@@ -140,7 +133,7 @@ void SparsePass::build_memory(const Window& window, const Chunk& chunk, std::int
     --select.local_begin;
     --select.end;
   }
-  window.launches.launch(window.launches.select(index), data_.dispatch.select(candidates),
+  window.launches.launch(window.launches.select(index), data_.dispatch.select(Stage::select, candidates),
                          grid(data_.shape.n_head, 1, 1), select);
   set = {heavy + end - local_begin, end};
 

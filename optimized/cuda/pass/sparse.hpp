@@ -25,7 +25,7 @@ class SparsePass {
   void forget();
   /// Copies a layer's memory sets to the host and waits for them.
   [[nodiscard]] MemoryView memory(std::int64_t layer) const;
-  /// All chunks of a window.
+  /// All chunks of a window, whose rows are stored (WindowLaunches::after_store).
   void run(const Window& window, std::span<const Chunk> chunks);
 
  private:

@@ -26,11 +26,22 @@ struct SparseStores {
             positions + entries};
   }
 
+  /// The states that the two passes leave. Errors: out_of_memory.
+  void take_states(SessionData& to) {
+    const std::int64_t rows = core::checked_product(to.shape.n_head, to.window_rows);
+    auto* next = to.take<float>(core::checked_product(rows, 3 + to.shape.d_value), "softmax state");
+    intra.out = to.part(next, rows * to.shape.d_value, "unfinished outputs");  // first: aligned as allocated
+    intra.max = to.part(next, rows, "intra maxima");
+    intra.sum = to.part(next, rows, "intra sums");
+    intra.rounded = to.part(next, rows, "intra divisors");
+    intra.stride = to.window_rows;
+  }
+
   const SessionData& data;
   unsigned char* keys = nullptr;      ///< [slots][Hq][set_width][key_width]
   unsigned char* values = nullptr;    ///< [slots][Hq][set_width][value_width]
   std::int32_t* positions = nullptr;  ///< [slots][Hq][set_width]
-  float* colsum_intra = nullptr;      ///< [Hq][window]
+  float* colsum_intra = nullptr;      ///< [Hq][window]; null: none are formed (SEL-9)
   float* colsum_inter = nullptr;      ///< [Hq][set_width]
   SoftmaxState intra{};               ///< [Hq][window]
   SoftmaxState inter{};               ///< [Hq][window], without outputs
@@ -41,6 +52,12 @@ struct InterChunk {
   const Chunk& chunk;
   std::int64_t index;  ///< from the window's first
   std::int64_t count;  ///< entries of its memory set
+};
+
+/// [sets][stride]
+struct ChosenSets {
+  const std::int32_t* positions;
+  std::int64_t stride;
 };
 
 /// The kernels that compute a window's products, and how they are launched.
@@ -58,6 +75,9 @@ class KernelPath {
   virtual void inter_scores(const Window& window, const SparseStores& stores, const InterChunk& chunk) = 0;
   /// Outputs of a chunk's inter pass, joined with those of its intra pass.
   virtual void inter_output(const Window& window, const SparseStores& stores, const InterChunk& chunk) = 0;
+  /// Outputs of query blocks over their sets, joined with those of their intra passes.
+  virtual void chosen_output(const Window& window, const SparseStores& stores, const QueryBlocks& at,
+                             const ChosenSets& sets) = 0;
   /// Outputs of a dense window.
   virtual void dense(const Window& window) = 0;
 };

@@ -79,6 +79,7 @@ void Sm80Path::intra(const Window& window, const SparseStores& stores,
   forward.state.base = window.begin;
   launch_forward(window, places.forward, forward, chunks, rows);
 
+  if (stores.colsum_intra == nullptr) return;
   ColumnSumsParams columns = column_sums_params(window, forward);
   columns.sums = stores.colsum_intra;
   columns.sums_stride = data_.window_rows;
@@ -125,6 +126,27 @@ void Sm80Path::inter_output(const Window& window, const SparseStores& stores, co
   forward.fused.base = window.begin;
   launch_forward(window, window.launches.inter_output(inter.index), forward, 1,
                  inter.chunk.end - inter.chunk.begin);
+}
+
+void Sm80Path::chosen_output(const Window& window, const SparseStores& stores, const QueryBlocks& at,
+                             const ChosenSets& sets) {
+  HEADWATER_MARK("cuda.chosen");
+  const Shape& shape = data_.shape;
+  ForwardParams params = forward_params(window, at.begin, at.end);
+  params.at.range = KeyRange::memory;
+  params.at.positions = sets.positions;
+  params.at.positions_stride = sets.stride;
+  params.blocks = at;
+  params.rows_per_token = static_cast<int>(data_.group);
+  params.fused = stores.intra;
+  params.fused.base = window.begin;
+  if (params.lse != nullptr) params.lse = data_.lse + (at.begin - window.begin);
+  const std::int64_t rows = at.rows * data_.group;
+  const Choice kernel = data_.dispatch.chosen_forward(window.unit, shape.d_head, shape.d_value, rows);
+  params.value_slices = static_cast<int>(pieces(shape.d_value, kernel.entry->dv));
+  window.launches.launch(
+      window.launches.block_step(WindowLaunches::BlockStep::output), kernel,
+      grid(pieces(rows, kernel.entry->rows) * at.count * shape.n_head_kv, 1, params.value_slices), params);
 }
 
 void Sm80Path::dense(const Window& window) {

@@ -13,6 +13,8 @@ class Sm80Path final : public KernelPath {
              std::int64_t end) override;
   void inter_scores(const Window& window, const SparseStores& stores, const InterChunk& chunk) override;
   void inter_output(const Window& window, const SparseStores& stores, const InterChunk& chunk) override;
+  void chosen_output(const Window& window, const SparseStores& stores, const QueryBlocks& at,
+                     const ChosenSets& sets) override;
   void dense(const Window& window) override;
 
   /// intra() in places of the launches.

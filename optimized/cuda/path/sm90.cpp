@@ -84,7 +84,7 @@ void Sm90Path::take_memory() {
     const std::int64_t padded = pieces(chunk, sm90::kTile) * sm90::kTile;
     lse2_ = data_.take<float>(core::checked_product(heads, chunks, padded), "log-sum-exps");
   }
-  if (takes(PathStage::score)) {
+  if (takes(PathStage::score) && data_.options.select == Select::h2o) {
     // No length has more runs than its query blocks, nor more than the longest chunk's and one.
     const std::int64_t blocks = pieces(chunk, sm90::ScoreShape::kQueries);
     std::int64_t runs = 0;
@@ -203,6 +203,7 @@ bool Sm90Path::try_intra(PathStage of, const WindowLaunches::IntraPlaces& places
   const Grid blocks = persistent(forward.shape.items());
   window.launches.launch(places.forward, causal_, blocks, forward);
 
+  if (stores.colsum_intra == nullptr) return true;
   columns.q = forward.q;
   columns.shape = forward.shape;
   columns.rule = forward.rule;

@@ -31,6 +31,10 @@ class Sm90Path final : public KernelPath {
              std::int64_t end) override;
   void inter_scores(const Window& window, const SparseStores& stores, const InterChunk& chunk) override;
   void inter_output(const Window& window, const SparseStores& stores, const InterChunk& chunk) override;
+  void chosen_output(const Window& window, const SparseStores& stores, const QueryBlocks& at,
+                     const ChosenSets& sets) override {
+    sm80_.chosen_output(window, stores, at, sets);
+  }
   void dense(const Window& window) override;
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/blocks/place.hpp"
 #include "cuda/kernels/sm80/tiles.hpp"
 
 /// Attention of a tile of query rows over a range of keys, flash style: tiles of keys, a running maximum, one pass
@@ -12,10 +13,13 @@ namespace headwater::cuda {
 
 /// kD: a query row in shared memory; rows of more elements are contracted in slices of kD, loaded anew for each key tile.
 /// kDv: width of a slice of the values; kKeys: keys of a tile; 16 query rows for each of kWarps warps. Where values are not
-/// seen only m and l come out, with the bits that they have beside an output.
-template <class UnitType, int kDType, int kDvType, int kKeysType, int kWarpsType, bool kValues = true>
+/// seen only m and l come out, with the bits that they have beside an output. kChosenKeys: rule blocks, the rows of a query
+/// block over the keys and values at the positions of its set, read where they are stored.
+template <class UnitType, int kDType, int kDvType, int kKeysType, int kWarpsType, bool kValues = true,
+          bool kChosenKeys = false>
 struct ForwardShape {
   static constexpr bool kSeesValues = kValues;
+  static constexpr bool kChosen = kChosenKeys;
   using Unit = UnitType;
   static constexpr int kD = kDType;
   static constexpr int kDv = kDvType;
@@ -40,6 +44,8 @@ struct ForwardShape {
 
 template <class Unit, int kD, int kDv, int kKeys, int kWarps>
 using SoftmaxShape = ForwardShape<Unit, kD, kDv, kKeys, kWarps, false>;
+template <class Unit, int kD, int kDv, int kKeys, int kWarps>
+using ChosenShape = ForwardShape<Unit, kD, kDv, kKeys, kWarps, true, true>;
 
 /// A block's place in the problem.
 struct ForwardPlace {
@@ -52,6 +58,7 @@ struct ForwardPlace {
   int key_head;
   int split;
   int slice;
+  std::int64_t set;  ///< of chosen keys: its first position
 };
 
 template <class Shape, class Context>
@@ -82,6 +89,24 @@ HEADWATER_CUDA_FUNCTION ForwardPlace forward_place(Context& ctx, const ForwardPa
     const std::int64_t split_end = place.key_begin + p.split_keys;
     if (split_end < place.key_end) place.key_end = split_end;
   }
+  return place;
+}
+
+/// The same of a query block and its set.
+template <class Shape, class Context>
+HEADWATER_CUDA_FUNCTION ForwardPlace chosen_place(Context& ctx, const ForwardParams& p) {
+  const int sets = p.at.heads / p.at.group * p.blocks.count;
+  const int set = ctx.block_x() % sets;
+  const QueryBlock block = query_block(p.blocks, set % p.blocks.count);
+  ForwardPlace place{};
+  place.slice = ctx.block_z();
+  place.chunk_begin = block.begin;
+  place.chunk_end = block.end;
+  place.first_row = static_cast<std::int64_t>(ctx.block_x() / sets) * Shape::kRows;
+  place.key_head = set / p.blocks.count;
+  place.head = place.key_head * p.at.group;
+  place.key_end = block.entries;
+  place.set = set * p.at.positions_stride;
   return place;
 }
 
@@ -161,7 +186,11 @@ HEADWATER_CUDA_FUNCTION void map_logits(Context& ctx, const ForwardParams& p, co
       std::int64_t distance = 0;
       if (biased && visible) {
         std::int64_t key = first_key + column;
-        if (memory) key = p.at.positions[query[e / 2].head * p.at.positions_stride + key];
+        if (Shape::kChosen) {
+          key = p.at.positions[place.set + key];
+        } else if (memory) {
+          key = p.at.positions[query[e / 2].head * p.at.positions_stride + key];
+        }
         distance = query[e / 2].position - key;
       }
       const float logit = map_logit(ctx, p.rule, slope[e / 2], logits[t][e], distance);
@@ -349,7 +378,12 @@ HEADWATER_CUDA_FUNCTION void forward(Context& ctx, const ForwardParams& p) {
   const Shared<Element> values =
       ctx.template shared<Element>(kBytes * (Shape::kQueryElements + Shape::kStages * Shape::kKeyElements),
                                    Shape::kStages * Shape::kValueElements);
-  const ForwardPlace place = forward_place<Shape>(ctx, p);
+  ForwardPlace place;
+  if constexpr (Shape::kChosen) {
+    place = chosen_place<Shape>(ctx, p);
+  } else {
+    place = forward_place<Shape>(ctx, p);
+  }
   if (place.chunk_begin + place.first_row / p.rows_per_token >= place.chunk_end)
     return;  // the last chunk is shorter
 
@@ -370,15 +404,22 @@ HEADWATER_CUDA_FUNCTION void forward(Context& ctx, const ForwardParams& p) {
   const auto load_queries = [&](int slice) {
     load_input_rows<Unit, Shape::kRows, Shape::kD>(ctx, queries, p.q, p.d, slice * Shape::kD, query_begin);
   };
+  // The stored row of a tile's row, or -1.
+  const auto stored_row = [&](std::int64_t key) -> std::int64_t {
+    if (key >= place.key_end) return -1;
+    if constexpr (Shape::kChosen) key = p.at.positions[place.set + key];
+    return key;
+  };
   const auto load_keys = [&](std::int64_t first_key, int stage, int slice) {
-    load_stored_rows<Unit, Shape::kKeys, Shape::kD>(ctx, keys + stage * Shape::kKeyElements, p.keys,
-                                                    place.key_head, first_key, place.key_end,
-                                                    slice * Shape::kD);
+    load_rows<Unit, Shape::kKeys, Shape::kD>(ctx, keys + stage * Shape::kKeyElements, p.keys, place.key_head,
+                                             slice * Shape::kD,
+                                             [&](int row) { return stored_row(first_key + row); });
   };
   const auto load_values = [&](std::int64_t first_key, int stage) {
     if constexpr (Shape::kSeesValues) {
-      load_stored_rows<Unit, Shape::kKeys, Shape::kDv>(ctx, values + stage * Shape::kValueElements, p.values,
-                                                       place.key_head, first_key, place.key_end, dv_begin);
+      load_rows<Unit, Shape::kKeys, Shape::kDv>(ctx, values + stage * Shape::kValueElements, p.values,
+                                                place.key_head, dv_begin,
+                                                [&](int row) { return stored_row(first_key + row); });
     }
   };
 

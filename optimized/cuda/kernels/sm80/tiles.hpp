@@ -32,12 +32,12 @@ HEADWATER_CUDA_FUNCTION void load_vector(Context& ctx, Shared<typename Unit::Ele
   }
 }
 
-/// kRows stored rows from row `first` of `head`, elements [column, column + kColumns); rows from `last` on, and columns from
-/// the stored width on, become zero: what stands there never reaches a product (NUM-2).
-template <class Unit, int kRows, int kColumns, class Context>
-HEADWATER_CUDA_FUNCTION void load_stored_rows(Context& ctx, Shared<typename Unit::Element> to,
-                                              const StoredRows& rows, std::int64_t head, std::int64_t first,
-                                              std::int64_t last, int column) {
+/// kRows stored rows of `head`, elements [column, column + kColumns): tile row `row` is number row_of(row), or zeros where
+/// that is negative. Columns from the stored width on become zero, too: what stands there never reaches a product (NUM-2).
+template <class Unit, int kRows, int kColumns, class Context, class RowOf>
+HEADWATER_CUDA_FUNCTION void load_rows(Context& ctx, Shared<typename Unit::Element> to,
+                                       const StoredRows& rows, std::int64_t head, int column,
+                                       const RowOf& row_of) {
   constexpr int kVector = kVectorBytes / static_cast<int>(sizeof(typename Unit::Element));
   constexpr int kVectors = kColumns / kVector;
   static_assert(kColumns % kVector == 0);
@@ -45,11 +45,22 @@ HEADWATER_CUDA_FUNCTION void load_stored_rows(Context& ctx, Shared<typename Unit
   for (int i = ctx.thread(); i < kRows * kVectors; i += ctx.threads()) {
     const int row = i / kVectors;
     const int at = column + i % kVectors * kVector;
-    const bool valid = first + row < last && at < rows.width;
-    const std::int64_t index = valid ? head_begin + (first + row) * rows.width + at : 0;
+    const std::int64_t number = row_of(row);
+    const bool valid = number >= 0 && at < rows.width;
+    const std::int64_t index = valid ? head_begin + number * rows.width + at : 0;
     load_vector<Unit>(ctx, to + (row * (kColumns + Unit::kPad) + i % kVectors * kVector), rows.data,
                       rows.type, index, valid);
   }
+}
+
+/// Those from row `first` up to row `last`.
+template <class Unit, int kRows, int kColumns, class Context>
+HEADWATER_CUDA_FUNCTION void load_stored_rows(Context& ctx, Shared<typename Unit::Element> to,
+                                              const StoredRows& rows, std::int64_t head, std::int64_t first,
+                                              std::int64_t last, int column) {
+  load_rows<Unit, kRows, kColumns>(ctx, to, rows, head, column, [&](int row) -> std::int64_t {
+    return first + row < last ? first + row : -1;
+  });
 }
 
 /// The same of rows as a caller laid them out, of whatever alignment. `place(row)` is the element where tile row `row`
