@@ -6,6 +6,7 @@ import collections
 Target = collections.namedtuple("Target", "name bound measured why_not")
 
 LONG, SHORT, CHUNK = 131072, 16384, 1024
+CHOOSING = ("summaries", "pools", "region votes", "region selection", "block votes", "block selection", "token votes", "sets")
 HEADS, WIDTH, MEMORY, ELEMENT = 32, 128, 512, 2
 
 
@@ -30,6 +31,12 @@ TARGETS = (
      (own[f"sparse {LONG}: selection"] + own[f"sparse {LONG}: gather"])),
     ("bandwidth of gather / the device's own copy rate", (">=", 0.60),
      lambda own, _, copy_rate: gathered_bytes(LONG) / (own[f"sparse {LONG}: gather"] * 1e-3) / copy_rate),
+    (f"layer of rule blocks against cuDNN's dense causal, N = {LONG}", (">=", 15.0),
+     lambda own, peer, _: peer[f"cudnn 1 x {LONG}"] / own[f"blocks {LONG}: pipeline"]),
+    (f"layer of rule blocks against cuDNN's dense causal, N = {SHORT}", (">=", 2.5),
+     lambda own, peer, _: peer[f"cudnn 1 x {SHORT}"] / own[f"blocks {SHORT}: pipeline"]),
+    (f"selection of rule blocks / all its stages, N = {LONG}", ("<=", 0.25),
+     lambda own, *_: sum(own[f"blocks {LONG}: {stage}"] for stage in CHOOSING) / own[f"blocks {LONG}: all stages"]),
 )
 
 

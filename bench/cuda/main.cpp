@@ -50,12 +50,15 @@ struct Case {
   std::int64_t tokens;
   bool dense;
   std::int64_t decoded;  ///< steps of one token after the prompt; those are timed then
+  bool blocks = false;   ///< rule blocks
 };
 #ifdef HEADWATER_CUDA_BENCH_EMULATED
 constexpr int kWarm = 1;
 constexpr int kTimed = 1;
-constexpr Case kCases[] = {
-    {"sparse 192", 192, false, 0}, {"dense 96", 96, true, 0}, {"decode 96", 96, true, 2}};
+constexpr Case kCases[] = {{"sparse 192", 192, false, 0},
+                           {"blocks 192", 192, false, 0, true},
+                           {"dense 96", 96, true, 0},
+                           {"decode 96", 96, true, 2}};
 constexpr std::int64_t kChunk = 64;
 constexpr const char* kEngine = "cuda-emulated";
 constexpr std::int64_t kCopied = 1 << 16;
@@ -73,10 +76,9 @@ std::string unavailable_because() { return {}; }
 #else
 constexpr int kWarm = 2;
 constexpr int kTimed = 7;
-constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},
-                           {"sparse 131072", 131072, false, 0},
-                           {"dense 4096", 4096, true, 0},
-                           {"dense 16384", 16384, true, 0},
+constexpr Case kCases[] = {{"sparse 16384", 16384, false, 0},       {"sparse 131072", 131072, false, 0},
+                           {"blocks 16384", 16384, false, 0, true}, {"blocks 131072", 131072, false, 0, true},
+                           {"dense 4096", 4096, true, 0},           {"dense 16384", 16384, true, 0},
                            {"decode 16384", 16384, true, 16}};
 constexpr std::int64_t kChunk = 1024;
 constexpr const char* kEngine = "cuda";
@@ -129,6 +131,12 @@ class Layer {
     options.local = kChunk / 4;
     options.heavy = kChunk / 4;
     options.dense = what.dense;
+    if (what.blocks) {  // as much memory, as `generate` shares it out
+      options.select = Select::blocks;
+      options.local = std::max(options.key_block, kChunk / 32);
+      options.heavy = kChunk / 2 - options.local;
+      options.pinned = options.key_block;
+    }
     auto opened = open_device(dispatch_.kernels());
     device_ = opened.get();
     stream_ = device_->stream();

@@ -23,9 +23,11 @@ def expect(case, **kernels):
         assert made_of.startswith(kernel), f"{case}: {stage} is {made_of}"
 
 
-assert set(stages) == {"sparse 192", "dense 96", "decode 96"}, set(stages)
+assert set(stages) == {"sparse 192", "blocks 192", "dense 96", "decode 96"}, set(stages)
 expect("sparse 192", kv_write="store_rows", intra_forward="forward", intra_column_sums="column_sums", selection="select",
        gather="gather", inter_softmax="softmax", inter_column_sums="column_sums", inter_output="forward")
+expect("blocks 192", kv_write="store_rows", intra_forward="forward", summaries="summarise", pools="pool_queries",
+       block_votes="votes_bf16", block_selection="choose", token_votes="votes_bf16", sets="choose", chosen_output="chosen_bf16")
 expect("dense 96", kv_write="store_rows", dense_forward="forward")
 expect("decode 96", kv_write="store_rows", dense_forward="forward")
 

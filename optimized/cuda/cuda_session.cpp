@@ -86,7 +86,6 @@ void CudaSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int6
 }
 
 void CudaSession::check_rows(const headwater::SequenceCall& call) const {
-  if (call.rows_alone()) refuse("attend() without queries (DEC-2)");
   if (call.lse.data != nullptr) refuse("lse");
   data_.device->require_uncaptured(data_.stream);
   staging_.check({call.q, call.k, call.v, call.out});
@@ -109,6 +108,7 @@ void CudaSession::run_layer(const headwater::SequenceCall& asked) {
   const std::int64_t end = chunks.back().end;
   const Chunk whole{base, end, ChunkMode::dense};
   const std::int64_t layer = asked.layer;
+  const bool alone = asked.rows_alone();  // DEC-2
   bool sparse = chunks.front().mode == ChunkMode::sparse;
   const bool last_left_out =
       HEADWATER_SABOTAGE("cuda.dense_layer.last_left_out") && layer + 1 == shape().n_layer;
@@ -134,6 +134,7 @@ void CudaSession::run_layer(const headwater::SequenceCall& asked) {
     launches_->begin(sparse ? WindowLaunches::Order::sparse : WindowLaunches::Order::dense,
                      window.observed());
     store_rows(window, rows.k, rows.v);
+    if (blocks_ && !sparse) blocks_->summarise(window);
     if (sparse) {
       launches_->after_store();
       if (blocks_) {
@@ -143,17 +144,16 @@ void CudaSession::run_layer(const headwater::SequenceCall& asked) {
         sparse_->run(window, held);
       }
       first += held.size();
-    } else {
+    } else if (!alone) {
       dense_.run(window, held.front());
-      if (blocks_) blocks_->summarise(window);
     }
     launches_->end();
-    if (!sparse) dense_.keep_lse(window, held.front());
+    if (!sparse && !alone) dense_.keep_lse(window, held.front());
     staging_.end_window(call, begin - base, n);
     begin = window_end;
   }
   staging_.end_call(call);
-  if (!sparse) dense_.report(layer, chunks.front(), observer());
+  if (!sparse && !alone) dense_.report(layer, chunks.front(), observer());
 }
 
 void CudaSession::store_rows(const Window& window, const InputRows& k, const InputRows& v) {

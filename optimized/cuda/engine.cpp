@@ -52,6 +52,7 @@ class CudaEngine final : public Engine {
     claims.bf16_weights = true;
     claims.device_memory = variant_.device_memory;
     claims.f16_weights = true;
+    claims.rows_alone = true;
     return claims;
   }
 

@@ -76,10 +76,10 @@ void Staging::take_memory() {
 }
 
 void Staging::check(const Call& call) const {
-  require_memory("q", call.q.data, call.q.type);
+  if (call.q.data != nullptr) require_memory("q", call.q.data, call.q.type);
   require_memory("k", call.k.data, call.k.type);
   require_memory("v", call.v.data, call.v.type);
-  require_memory("out", call.out.data, call.out.type);
+  if (call.out.data != nullptr) require_memory("out", call.out.data, call.out.type);
 }
 
 void Staging::require_memory(const char* name, const void* rows, DType type) const {
@@ -106,17 +106,22 @@ void Staging::begin_call() {
 
 Staging::Placed Staging::begin_window(const Call& call, std::int64_t first, std::int64_t n) {
   const MutableRows& out = call.out;
+  const bool queries = call.q.data != nullptr;
+  Placed placed{};
   if (data_.device_rows) {
-    return {in_place(q_, call.q, first), in_place(k_, call.k, first), in_place(v_, call.v, first),
-            OutputRows{first_row(out.data, out.row_stride, out.type, first), out.row_stride, out.head_stride,
-                       out.type}};
+    placed.k = in_place(k_, call.k, first);
+    placed.v = in_place(v_, call.v, first);
+    if (!queries) return placed;
+    placed.q = in_place(q_, call.q, first);
+    placed.out = {first_row(out.data, out.row_stride, out.type, first), out.row_stride, out.head_stride,
+                  out.type};
+    return placed;
   }
   // The window before is computed meanwhile.
   hand_back(side_, out);
-  Placed placed;
   placed.k = stage_in(k_, call.k, first, n);
   placed.v = stage_in(v_, call.v, first, n);
-  placed.q = stage_in(q_, call.q, first, n);
+  if (queries) placed.q = stage_in(q_, call.q, first, n);
   placed.out = {out_.device[side_], out_.heads * out_.width, out_.width, out.type};
   if (!HEADWATER_SABOTAGE("cuda.staging.rows_not_awaited")) {
     data_.device->record(staged_[side_], inward_);
@@ -156,9 +161,11 @@ void Staging::end_window(const Call& call, std::int64_t first, std::int64_t n) {
   Device& device = *data_.device;
   device.record(computed_[side_], data_.stream);
   device.wait(outward_, computed_[side_]);
-  device.copy(outward_, out_.pinned[side_], out_.device[side_],
-              n * out_.heads * out_.width * static_cast<std::int64_t>(dtype_size(call.out.type)),
-              Direction::device_to_host);
+  if (call.out.data != nullptr) {
+    device.copy(outward_, out_.pinned[side_], out_.device[side_],
+                n * out_.heads * out_.width * static_cast<std::int64_t>(dtype_size(call.out.type)),
+                Direction::device_to_host);
+  }
   device.record(returned_[side_], outward_);
   returning_[side_] = {first, n};
   side_ = (side_ + 1) % sides_;
@@ -169,6 +176,7 @@ void Staging::hand_back(int side, const MutableRows& rows) {
   const Returning outputs = std::exchange(returning_[side], {});
   if (outputs.n == 0) return;
   data_.device->synchronize(returned_[side]);
+  if (rows.data == nullptr) return;
   const std::int64_t row_bytes = out_.width * static_cast<std::int64_t>(dtype_size(rows.type));
   const unsigned char* from = out_.pinned[side];
   for (std::int64_t row = outputs.first; row < outputs.first + outputs.n; ++row) {

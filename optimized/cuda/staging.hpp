@@ -11,7 +11,7 @@ namespace headwater::cuda {
 /// rows begin at multiples of 16 bytes, as tensor maps want them; staged outputs have no gaps.
 class Staging {
  public:
-  /// The rows of an attend() call.
+  /// The rows of an attend() call. q and out may be null, both (DEC-2): nothing is placed for them.
   struct Call {
     const headwater::Rows& q;
     const headwater::Rows& k;
@@ -35,7 +35,7 @@ class Staging {
   /// Rows [first, first + n) of the call; the session's stream has them.
   Placed begin_window(const Call& call, std::int64_t first, std::int64_t n);
   void end_window(const Call& call, std::int64_t first, std::int64_t n);
-  /// Waits for outputs that are still under way to the host.
+  /// Waits for outputs, or rows, that are still under way.
   void end_call(const Call& call);
 
  private:

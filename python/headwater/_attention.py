@@ -70,19 +70,19 @@ class _OnDevice(_session.Session):
         self._open_new(shape, options, engine, place)
 
     def run(self, q, k, v, out, dense_tail):
-        """Views [n, heads, width]."""
-        n, views = q.shape[0], (q, k, v, out)
+        """Views [n, heads, width], k and v [N, ..]."""
+        n, before = q.shape[0], k.shape[0] - q.shape[0]
         self.reset()  # here, not at the end: while the stream is captured it is refused, and the call with it
-        if n > dense_tail:
-            self.begin_prefill(n - dense_tail)
-            self._step_of(views, 0, n - dense_tail)
-        if dense_tail > 0:
-            self.begin_decode(dense_tail)
-            self._step_of(views, n - dense_tail, dense_tail)
-
-    def _step_of(self, views, first, n):
-        self.attend(0, *(view.tokens(first, n) for view in views))
-        self.end()
+        if before > 0:
+            self.begin_decode(before)
+            self.attend(0, None, k.tokens(0, before), v.tokens(0, before))
+            self.end()
+        for begin, first, rows in ((self.begin_prefill, 0, n - dense_tail), (self.begin_decode, n - dense_tail, dense_tail)):
+            if rows > 0:
+                begin(rows)
+                self.attend(0, q.tokens(first, rows), k.tokens(before + first, rows), v.tokens(before + first, rows),
+                            out.tokens(first, rows))
+                self.end()
 
 
 def _exact(value):
@@ -142,9 +142,6 @@ def _one(q, k, v, out, engine, dense_tail, window, options, key_of_options):
         raise ValueError(f"k has {total} tokens and q {n}; allowed: {n} or more")
     place = q.place
     if place is not None:
-        if total > n:
-            raise ValueError(f"k has {total} tokens and q {n}: on cuda:{place.device} no rows are stored without queries; "
-                             f"allowed: {n} tokens, or a Session")
         if window:
             raise ValueError(f"window is {window}; allowed: 0 on cuda:{place.device}")
     if total > n > dense_tail and options.get("select") in (None, "h2o") and not options.get("dense"):
@@ -206,7 +203,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None, layout: str = "nhd", d
     at the end see all before them. window: keys that a token sees, itself among them; such attention is exact, never sparse
     (MASK-2); 0: all. options: of Session (chunk, local, heavy, select, dense, scale, threads, ...). Memory sets that do not
     fit into a chunk are clamped, with a warning (CFG-3).
-    On a CUDA device: all four lie there, engine None means "cuda", N is n, window 0, and the rule is "h2o". The call
+    On a CUDA device: all four lie there, engine None means "cuda", window is 0, and the rule "h2o" or "blocks". The call
     returns when its work is enqueued on PyTorch's current stream of the device (the default stream where PyTorch does not use
     CUDA), which must live as long as the thread. out is there, and q, k and v must stay as they are, until the stream has got
     so far. If q is no tensor of PyTorch, out is needed: any object with __dlpack__ there that may be written.

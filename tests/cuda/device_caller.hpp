@@ -17,14 +17,14 @@ inline constexpr std::int64_t kMostTokens = 150;
 struct Caller {
   Caller(RowMemory memory, DType row_type, const EmulationOptions& emulation = {},
          Launching launching = Launching::replayed, std::int64_t offset_elements = 0,
-         std::optional<DType> outputs = std::nullopt)
+         std::optional<DType> outputs = std::nullopt, const Options& asked = options())
       : type(row_type), out_type(outputs.value_or(row_type)), offset(offset_elements) {
     auto opened = open_emulated_device(dispatch().kernels(), emulation);
     device = opened.get();
     stream = device->stream();
     RowPlace place;
     if (memory == RowMemory::device) place = {true, device->native_handle(stream)};
-    session = session_on(std::move(opened), type, launching, place);
+    session = session_on(std::move(opened), type, launching, place, asked);
     const auto take = [&](void*& rows, DType of) {
       const auto size = static_cast<std::int64_t>(dtype_size(of));
       const std::int64_t bytes = (kMostTokens * kHeads * kWidth + offset) * size;

@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 
 std::int64_t windows(const Step& step) { return (step.n + kBatch - 1) / kBatch; }
 
-TEST(DeviceRows, NothingIsTakenAndTheHostDoesNotWait) {
-  Caller caller(RowMemory::device, DType::f32);
+void require_no_memory_and_no_wait(const Options& asked) {
+  Caller caller(RowMemory::device, DType::f32, {}, Launching::replayed, 0, std::nullopt, asked);
   for (int round = 0; round < 2; ++round) {
     for (const Step& step : steps()) {
       const Counters before = caller.device->counters();
@@ -37,6 +37,11 @@ TEST(DeviceRows, NothingIsTakenAndTheHostDoesNotWait) {
     EXPECT_EQ(caller.device->counters().allocations, before.allocations);
     EXPECT_EQ(caller.device->counters().host_synchronisations, before.host_synchronisations);
   }
+}
+
+TEST(DeviceRows, NothingIsTakenAndTheHostDoesNotWait) {
+  require_no_memory_and_no_wait(options());
+  require_no_memory_and_no_wait(blocks_options());
 }
 
 TEST(DeviceRows, OneByOneTheHostDoesNotWaitEither) {
@@ -78,12 +83,12 @@ TEST(DeviceRows, TakeNoStaging) {
   EXPECT_EQ(on_device.session->memory_bytes().kv, on_host.session->memory_bytes().kv);
 }
 
-TEST(DeviceRows, GiveTheBitsOfHostRows) {
+void require_bits_of_host_rows(const Options& asked) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     const auto results = [&](RowMemory memory, Progress progress, Launching launching, std::int64_t offset) {
       EmulationOptions emulation;
       emulation.progress = progress;
-      Caller caller(memory, type, emulation, launching, offset);
+      Caller caller(memory, type, emulation, launching, offset, std::nullopt, asked);
       std::vector<std::vector<unsigned char>> all;
       for (const Step& step : steps()) all.push_back(caller.result(step));
       return all;
@@ -96,6 +101,11 @@ TEST(DeviceRows, GiveTheBitsOfHostRows) {
     // No vector can be loaded from there.
     EXPECT_EQ(results(RowMemory::device, Progress::late, Launching::replayed, 1), expected);
   }
+}
+
+TEST(DeviceRows, GiveTheBitsOfHostRows) {
+  require_bits_of_host_rows(options());
+  require_bits_of_host_rows(blocks_options());
 }
 
 /// Outputs of another type than the queries', in a call of several windows.

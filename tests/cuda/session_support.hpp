@@ -47,6 +47,18 @@ inline Options options() {
   return options;
 }
 
+/// Two query blocks to a chunk, of two pools each, and a second stage.
+inline Options blocks_options() {
+  Options asked = options();
+  asked.select = Select::blocks;
+  asked.heavy = 8;
+  asked.key_block = 4;
+  asked.query_block = 16;
+  asked.pool = 8;
+  asked.refine = 2;
+  return asked;
+}
+
 inline std::unique_ptr<CudaSession> session_on(std::unique_ptr<Device> device, DType kv_type = DType::f32,
                                                Launching launching = Launching::replayed,
                                                const RowPlace& rows = {}, const Options& asked = options(),

@@ -27,7 +27,7 @@ HEADS, KV_HEADS = 4, 2
 OPTIONS = {"chunk": 32, "batch": 64, "local": 4, "heavy": 5, "engine": ENGINE}
 TYPES = (F32, F16, BF16)
 STORAGE = {F32: numpy.float32, F16: numpy.float16, BF16: numpy.uint16}
-NO_RULE = r"select is 1 \(blocks\); allowed: 0 \(h2o\): engine cuda-emulated has no other rule$"
+NO_RULE = r"select is 2 \(sketches\); allowed: 0 \(h2o\), 1 \(blocks\): engine cuda-emulated has no other rule$"
 CLOSE = {F32: 1e-5, F16: 4e-3, BF16: 4e-2}
 
 
@@ -237,6 +237,18 @@ class Attention(unittest.TestCase):
                     numpy.testing.assert_array_equal(self.computed(own, arrays, code, dense_tail=tail), wanted)
         self.assertEqual(len(self.kept), len(TYPES))
 
+    def test_more_keys_than_queries(self):
+        """Finds keys of the cache that are stored at the wrong place, or have no summaries."""
+        blocks = {"select": "blocks", "heavy": 8, "key_block": 4, "query_block": 16}
+        for options in ({**blocks, "dense_tail": 3}, {"dense": True}, {"dense_tail": 40}):
+            with self.subTest(**options):
+                q, k, v = rows(129)
+                own = self.opened((q[:40], k[:40], v[:40]), **options)
+                wanted = numpy.empty_like(q[89:])
+                headwater.attention(q[89:], k, v, out=wanted, **{**OPTIONS, **options, "engine": "reference"})
+                got = self.computed(own, [q[89:], k, v], F32, **options)
+                numpy.testing.assert_allclose(got, wanted, atol=CLOSE[F32])
+
     def test_strides_layouts_and_a_batch(self):
         arrays = rows(70)
         wanted = by_host_rows(arrays, F32)
@@ -435,7 +447,6 @@ class Refused(unittest.TestCase):
         own.end()
         numpy.testing.assert_array_equal(out.read(), by_host_rows(arrays[:3], F32))
         own.begin_decode(10)
-        self.refuses(NotImplementedError, r"attend\(\) without queries", lambda: own.attend(0, None, k, v))
         own.attend(0, q, k, v, out)
         own.end()
         self.refuses(NotImplementedError, ".*fork", own.fork)
@@ -472,19 +483,18 @@ class Refused(unittest.TestCase):
                 ({"device": 0, "stream": "1"}, TypeError, "stream is '1'; allowed: an integer$"),
                 ({"stream": 1}, ValueError, "stream is 1; allowed: None where device is cpu$"),
                 ({"device": "cpu", "stream": 0}, ValueError, "stream is 0; allowed: None where device is cpu$"),
-                ({"device": 0, "select": "blocks", "heavy": 8}, ValueError, NO_RULE)):
+                ({"device": 0, "select": "sketches"}, ValueError, NO_RULE)):
             self.refuses(kind, says, lambda: session(**given))
 
     def test_attention(self):
         q, k, v = (DeviceRows(array, F32, device=0) for array in rows(20))
         few = DeviceRows(rows(9)[0], F32, device=0)
         no_device = r"row_memory is 1 \(device\); allowed: 0 \(host\): engine cpu has no device$"
-        no_queries = "k has 20 tokens and q 9: on cuda:0 no rows are stored without queries; allowed: 9 tokens, or a Sess"
+        no_scores = "k has 20 tokens and q 9: rule 'h2o' needs the scores of the first 11; allowed: 9 tokens, select='blocks'"
         for given, options, kind, says in (
-                ((few, k, v), {}, ValueError, no_queries), ((few, k, v), {"dense": True}, ValueError, no_queries),
-                ((few, k, v), {"dense_tail": 9}, ValueError, no_queries),
+                ((few, k, v), {}, ValueError, no_scores),
                 ((q, k, v), {"window": 9}, ValueError, "window is 9; allowed: 0 on cuda:0$"),
-                ((q, k, v), {"select": "blocks", "heavy": 8}, ValueError, NO_RULE),
+                ((q, k, v), {"select": "sketches"}, ValueError, NO_RULE),
                 ((q, k, v), {"layers": [{"scale": 1.0}]}, NotImplementedError, "layers has 1 entries; allowed: none"),
                 ((q, k, v), {"device": 0}, TypeError, "option 'device' is not known"),
                 ((q, k, v), {"engine": "cpu"}, ValueError, no_device),

@@ -21,6 +21,8 @@ namespace {
 /// One warp for a few hundred candidates, eight for what a memory set and a chunk usually make.
 using FewCandidates = SelectShape<1, 512>;
 using ManyCandidates = SelectShape<8, 8192>;
+/// One warp for most that query blocks choose from, of which a multiprocessor has many: no barriers.
+using SomeCandidates = SelectShape<1, 4096>;
 
 }  // namespace
 
@@ -36,6 +38,8 @@ HEADWATER_CUDA_KERNEL(summarise_256, SummariseParams, kSummariseThreads, 4, ::he
 HEADWATER_CUDA_KERNEL(pool_queries_128, PoolParams, kPoolThreads, 8, ::headwater::cuda::pool_queries)
 HEADWATER_CUDA_KERNEL(choose_32, ChooseParams, FewCandidates::kThreads, 16,
                       ::headwater::cuda::choose_of_set<FewCandidates>)
+HEADWATER_CUDA_KERNEL(choose_32_of_4096, ChooseParams, SomeCandidates::kThreads, 13,
+                      ::headwater::cuda::choose_of_set<SomeCandidates>)
 HEADWATER_CUDA_KERNEL(choose_256, ChooseParams, ManyCandidates::kThreads, 2,
                       ::headwater::cuda::choose_of_set<ManyCandidates>)
 
@@ -53,6 +57,8 @@ Entries rows_entries() {
       {HEADWATER_CUDA_ROW(pool_queries_128), Stage::pool_queries},
       {HEADWATER_CUDA_ROW(choose_32), Stage::choose, DType::f32, 0, 0, 0, 0, FewCandidates::kShared,
        FewCandidates::kCached},
+      {HEADWATER_CUDA_ROW(choose_32_of_4096), Stage::choose, DType::f32, 0, 0, 0, 0, SomeCandidates::kShared,
+       SomeCandidates::kCached},
       {HEADWATER_CUDA_ROW(choose_256), Stage::choose, DType::f32, 0, 0, 0, 0, ManyCandidates::kShared,
        ManyCandidates::kCached},
   };

@@ -48,7 +48,8 @@ HEADWATER_CUDA_FUNCTION std::uint32_t block_sum(Context& ctx, std::uint32_t valu
   return total;
 }
 
-/// The largest threshold that `budget` candidates reach: the key of the worst one that is kept.
+/// A threshold that `budget` candidates reach and no more are above: where just so many reach it any one, else the largest, the
+/// key of the worst one that is kept.
 template <class Shape, class Context, class KeyOf>
 HEADWATER_CUDA_FUNCTION std::uint32_t find_threshold(Context& ctx, const Candidates<Shape, KeyOf>& candidates,
                                                      Shared<std::uint32_t> warps) {
@@ -58,8 +59,9 @@ HEADWATER_CUDA_FUNCTION std::uint32_t find_threshold(Context& ctx, const Candida
     std::uint32_t reached = 0;
     for (int i = ctx.thread(); i < candidates.count; i += Shape::kThreads)
       reached += candidates.key(i) >= raised ? 1u : 0u;
-    if (block_sum<Shape>(ctx, reached, warps) >= static_cast<std::uint32_t>(candidates.budget))
-      threshold = raised;
+    const std::uint32_t all = block_sum<Shape>(ctx, reached, warps);
+    if (all >= static_cast<std::uint32_t>(candidates.budget)) threshold = raised;
+    if (all == static_cast<std::uint32_t>(candidates.budget)) break;
   }
   return threshold;
 }

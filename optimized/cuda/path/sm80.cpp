@@ -130,7 +130,6 @@ void Sm80Path::inter_output(const Window& window, const SparseStores& stores, co
 
 void Sm80Path::chosen_output(const Window& window, const SparseStores& stores, const QueryBlocks& at,
                              const ChosenSets& sets) {
-  HEADWATER_MARK("cuda.chosen");
   const Shape& shape = data_.shape;
   ForwardParams params = forward_params(window, at.begin, at.end);
   params.at.range = KeyRange::memory;

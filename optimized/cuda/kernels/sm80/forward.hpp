@@ -107,6 +107,8 @@ HEADWATER_CUDA_FUNCTION ForwardPlace chosen_place(Context& ctx, const ForwardPar
   place.head = place.key_head * p.at.group;
   place.key_end = block.entries;
   place.set = set * p.at.positions_stride;
+  if (HEADWATER_SABOTAGE("cuda.chosen.set_of_first_block"))
+    place.set -= set % p.blocks.count * p.at.positions_stride;
   return place;
 }
 

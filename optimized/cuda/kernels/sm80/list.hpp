@@ -85,15 +85,16 @@ KernelEntry vote_entry(const Kernel& kernel) {
       column_sums_entry<ColumnSumsShape<Unit, d, queries, 4>>(                                               \
           HEADWATER_CUDA_ROW(column_sums_##name##_64_keys)),
 
-/// Votes, by one kernel whatever their number: the bits of l depend on its cut. X(type, Unit, elements of a slice), which rows of 72 and 144, those of summaries
-/// of 64 and 128 columns, leave little of unused; F16 has none: its summaries are BF16, its pooled queries F32.
-#define HEADWATER_SM80_TENSOR_bf16_VOTES(X) X(bf16, TensorUnit<true>, 80)
+/// Votes, by one kernel whatever their number: the bits of l depend on its cut. X(type, Unit, elements of a slice, blocks on one
+/// SM): slices that leave little unused of rows of 72 and 144, those of summaries of 64 and 128 columns. F16 has no kernel:
+/// its summaries are BF16 and its pooled queries F32.
+#define HEADWATER_SM80_TENSOR_bf16_VOTES(X) X(bf16, TensorUnit<true>, 80, 4)
 #define HEADWATER_SM80_TENSOR_f16_VOTES(X)
-#define HEADWATER_SM80_FLOAT_f32_VOTES(X) X(f32, FloatUnit, 16)
-#define HEADWATER_SM80_VOTES(type, Unit, slice)                      \
-  HEADWATER_CUDA_KERNEL(votes_##type##_128_keys, VoteParams, 128, 4, \
+#define HEADWATER_SM80_FLOAT_f32_VOTES(X) X(f32, FloatUnit, 16, 3)
+#define HEADWATER_SM80_VOTES(type, Unit, slice, per_sm)                   \
+  HEADWATER_CUDA_KERNEL(votes_##type##_128_keys, VoteParams, 128, per_sm, \
                         ::headwater::cuda::vote<VoteShape<Unit, slice, 4>>)
-#define HEADWATER_SM80_VOTES_ENTRIES(type, Unit, slice) \
+#define HEADWATER_SM80_VOTES_ENTRIES(type, Unit, slice, per_sm) \
   vote_entry<VoteShape<Unit, slice, 4>>(HEADWATER_CUDA_ROW(votes_##type##_128_keys)),
 
 /// Kernels and entries of one arithmetic; SIZES: TENSOR or FLOAT.

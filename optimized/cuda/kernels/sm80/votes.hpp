@@ -91,13 +91,15 @@ struct Voting {
       if constexpr (Unit::kAsync) ctx.copy_commit();
       arrive<0, Unit>(ctx);
       if (own >= columns.n) continue;
+      const int left = p.columns - column;
+      const int steps = ((left < Shape::kSlice ? left : Shape::kSlice) + Unit::kStep - 1) / Unit::kStep;
       const Shared<Element> own_keys = keys + ctx.warp() * Shape::kWarpColumns * Shape::kStride;
       HEADWATER_CUDA_UNROLL
       for (int tile = 0; tile < Shape::kRowTiles; ++tile) {
         if (row + tile * kFragmentRows >= rows) continue;
-        Unit::template dot_rows<Shape::kColumnTiles>(
-            ctx, logits[tile], queries + tile * kFragmentRows * Shape::kStride, Shape::kStride, own_keys,
-            Shape::kStride, Shape::kSlice / Unit::kStep);
+        Unit::template dot_rows<Shape::kColumnTiles>(ctx, logits[tile],
+                                                     queries + tile * kFragmentRows * Shape::kStride,
+                                                     Shape::kStride, own_keys, Shape::kStride, steps);
       }
     }
     if (own >= columns.n) return;
