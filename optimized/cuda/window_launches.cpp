@@ -26,7 +26,7 @@ WindowLaunches::WindowLaunches(Device& device, const Dispatch& dispatch, Launchi
 }
 
 std::int64_t WindowLaunches::bytes() const {
-  constexpr std::int64_t kLaunchBytes = 512;
+  constexpr std::int64_t kLaunchBytes = 600;
   std::int64_t places = 0;
   for (const Captured& graph : graphs_) places += static_cast<std::int64_t>(graph.set.size());
   return places * kLaunchBytes;

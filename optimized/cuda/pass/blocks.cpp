@@ -1,6 +1,8 @@
 #include "cuda/pass/blocks.hpp"
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "cuda/kernels/blocks/place.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -15,6 +17,9 @@ constexpr std::int64_t kLeastRegions = 16;  // SEL-12
 
 constexpr std::int64_t kFloat = sizeof(float);
 static_assert(sizeof(std::int32_t) == kFloat);
+
+/// Arithmetic of votes: of BF16 where queries and stored rows are BF16, else of F32 (docs/verification.md).
+DType vote_unit(const Window& window) { return window.unit == DType::bf16 ? DType::bf16 : DType::f32; }
 
 std::int64_t element_size(DType type) { return static_cast<std::int64_t>(dtype_size(type)); }
 
@@ -35,7 +40,6 @@ BlocksPass::BlocksPass(SessionData& data) : data_(data), stores_{data} {
   const std::int64_t chunk = data.longest_chunk();
   most_sets_ =
       core::checked_product(pieces(data.window_rows, chunk), options.query_blocks(chunk), shape.n_head_kv);
-  // Products of BF16 where both operands can be rounded to it (docs/verification.md), else of F32.
   summary_type_ = shape.kv_type == DType::f32 ? DType::f32 : DType::bf16;
   summary_width_ = padded_width(shape.d_head + column_groups(static_cast<int>(shape.d_head)), summary_type_);
   half_width_ = padded_width(shape.d_head, DType::bf16);
@@ -160,8 +164,6 @@ void BlocksPass::choose_sets(const Window& window, const QueryBlocks& at) {
 }
 
 void BlocksPass::pool(const Window& window, const QueryBlocks& at) {
-  // F32 rows of a BF16 session are multiplied in F32, as everywhere.
-  unit_ = window.unit == DType::bf16 ? DType::bf16 : DType::f32;
   PoolParams params{};
   params.at = at;
   params.q = window.q;
@@ -170,7 +172,7 @@ void BlocksPass::pool(const Window& window, const QueryBlocks& at) {
   params.pool = static_cast<int>(data_.options.pool);
   params.half = static_cast<int>(half_);
   params.scale = static_cast<float>(data_.options.scale);
-  params.type = unit_;
+  params.type = vote_unit(window);
   params.pooled = pooled_;
   params.halves = halves_;
   params.stride = pooled_rows(data_.options.pool) * summary_width_;
@@ -182,13 +184,14 @@ void BlocksPass::pool(const Window& window, const QueryBlocks& at) {
 }
 
 void BlocksPass::vote(const Window& window, const QueryBlocks& at, VoteKind kind, Step step) const {
+  const DType unit = vote_unit(window);
   VoteParams params{};
   params.at = at;
   params.kind = kind;
   params.group = static_cast<int>(data_.group);
   const std::int64_t d = data_.shape.d_head;
   if (kind == VoteKind::tokens) {
-    params.queries = {halves_, pooled_rows(half_) * half_width_, unit_, static_cast<int>(half_width_)};
+    params.queries = {halves_, pooled_rows(half_) * half_width_, unit, static_cast<int>(half_width_)};
     params.keys = data_.keys(window.layer);
     params.rule = data_.rule;
     params.rule.sinks = nullptr;
@@ -200,7 +203,7 @@ void BlocksPass::vote(const Window& window, const QueryBlocks& at, VoteKind kind
     params.votes_stride = tokens_;
   } else {
     const bool regional = kind == VoteKind::regions;
-    params.queries = {pooled_, pooled_rows(data_.options.pool) * summary_width_, unit_,
+    params.queries = {pooled_, pooled_rows(data_.options.pool) * summary_width_, unit,
                       static_cast<int>(summary_width_)};
     params.keys = regional ? regions(window.layer) : blocks(window.layer);
     params.rule = data_.vote_rule;
@@ -211,7 +214,7 @@ void BlocksPass::vote(const Window& window, const QueryBlocks& at, VoteKind kind
     params.votes = regional ? region_votes_ : block_votes_;
     params.votes_stride = regional ? most_regions_ : most_blocks_;
   }
-  window.launches.launch(window.launches.block_step(step), data_.dispatch.votes(unit_),
+  window.launches.launch(window.launches.block_step(step), data_.dispatch.votes(unit),
                          grid(at.count * data_.shape.n_head_kv, 1, 1), params);
 }
 

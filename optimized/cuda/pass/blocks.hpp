@@ -1,8 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "cuda/layer.hpp"
 #include "cuda/path/path.hpp"
@@ -35,7 +35,7 @@ class BlocksPass {
 
   /// Rows of pools, or of half pools, of a set.
   [[nodiscard]] std::int64_t pooled_rows(std::int64_t pool) const {
-    return pieces(data_.options.query_block, pool) * data_.group;
+    return pieces(std::min(data_.options.query_block, data_.longest_chunk()), pool) * data_.group;
   }
 
   SessionData& data_;
@@ -49,7 +49,6 @@ class BlocksPass {
   std::int64_t half_;  // rows of a half pool
   std::int64_t most_sets_;
   DType summary_type_;
-  DType unit_;  // of votes
   std::int64_t summary_width_;
   std::int64_t half_width_;
   unsigned char* blocks_ = nullptr;      // [layers][Hkv][blocks][summary width]
