@@ -406,6 +406,70 @@ class ByTorch(Case):
                     self.assertEqual(got.data_ptr(), own.data_ptr())
 
 
+class Device(Case):
+    """Tensors of the CPU that are taken for a CUDA device's, and attention() with no more than engine cuda has."""
+
+    def setUp(self):
+        real, self.read = headwater.hf._attention, []
+
+        def attention(q, k, v, out, **options):
+            self.assertEqual(q.shape[-3], k.shape[-3])
+            self.assertNotIn("window", options)
+            self.read.append(options)
+            return real(q, k, v, out=out, **options)
+        patch = unittest.mock.patch.multiple(headwater.hf, _on_device=lambda tensor: True, _attention=attention)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+
+class ExactOnDevice(Device, Exact):
+    """A prompt's layers with a window, or turns, that go to the engine."""
+
+
+class AutocastOnDevice(Device, Autocast):
+    """Rows that are not cast: the others have none of two types."""
+
+
+class GenerationOnDevice(Device, Generation):
+    """What a user calls."""
+
+
+class SparseOnDevice(Device):
+    def test_rule_of_a_device(self):
+        """Rule sketches where none was chosen, which the engine would refuse."""
+        own = copy.deepcopy(model("Llama"))
+        fast = {"select": "blocks", "pool": 8, "refine": 1}
+        for module in own.modules():
+            module.__dict__.pop("headwater_options", None)
+        logits(own, "headwater", tokens(1, 1100))
+        for options in (*self.read, headwater.hf.configuration(own), headwater.hf.configure(own)):
+            self.assertEqual({name: options[name] for name in fast}, fast)
+        self.assertEqual(len(self.read), 2)
+        self.assertEqual(headwater.hf.configure(own, memory=256)["heavy"], 224)
+        for given, select in (({"select": "sketches"}, "sketches"), ({"quality": "balanced"}, "sketches"),
+                              ({"select": "h2o"}, "h2o"), ({"quality": "exact"}, "blocks")):
+            self.assertEqual(headwater.hf.configure(own, **given)["select"], select)
+        with self.assertRaisesRegex(ValueError, "^least_weight is a size of rule sketches, and the rule is blocks"):
+            headwater.hf.configure(own, least_weight=0.1)
+
+    def test_prompts_are_sparse_and_turns_exact(self):
+        """A prompt without its dense tail, and a long turn that says nothing."""
+        own, ids = model("Llama", num_hidden_layers=1), tokens(1, 300)
+        exact = logits(own, "eager", ids)
+        own.set_attn_implementation("headwater")
+        for select in ("blocks", "h2o"):
+            headwater.hf.configure(own, **SPARSE, select=select)
+            headwater.hf._warned.clear()
+            self.read.clear()
+            cache = transformers.DynamicCache(config=own.config)
+            with self.assertWarnsRegex(UserWarning, "^70 tokens after 160 .* dense: on a CUDA device .*$"):
+                got = torch.cat([logits(own, "headwater", ids[:, first:last], cache=cache)
+                                 for first, last in ((0, 150), (150, 151), (151, 160), (160, 230), (230, 300))], 1)
+            self.assertEqual([(of["select"], of["dense_tail"]) for of in self.read], [(select, 8)])
+            self.assertClose(got[:, 142:], exact[:, 142:])
+            self.assertGreater(((got - exact)[:, 90:142].abs().max() / exact.abs().max()).item(), 1e-2, "nothing was sparse")
+
+
 class Kept(Case):
     def test_a_second_forward_of_many_layers_opens_no_session(self):
         """Each layer has sinks of its own, so each has its own sessions: sparse, dense, of a window."""
