@@ -78,6 +78,14 @@ class Wheel(unittest.TestCase):
             for other in re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text):
                 self.assertIn(f"third_party/common-licenses/{other}.txt", named)
 
+    def test_engine_cuda(self):
+        """Is in the wheel of ./dev wheel --cuda alone, and looks for a driver when it is asked for."""
+        missing = {engine["name"]: engine["unavailable_because"] for engine in headwater.engines()}
+        self.assertEqual("cuda" in missing, "wheel_cuda" in self.path.parts)
+        self.assertEqual([name for name in self.names if "/libcuda" in name], [])
+        if "cuda" in missing and not os.path.exists("/dev/nvidiactl"):
+            self.assertEqual(missing["cuda"], "no NVIDIA driver is installed")
+
     def test_its_page_has_no_link_that_leads_nowhere(self):
         metadata = importlib.metadata.metadata("headwater")
         page = metadata.get_payload()
