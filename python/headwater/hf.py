@@ -8,8 +8,9 @@ A prompt longer than one chunk is prefilled sparsely, its last tokens (dense_tai
 sliding window are exact. Keys and values are read where transformers' cache has them, so there is no state of its own:
 turns, crop(), beam search and assisted generation work as with any other attention.
 
-On a CUDA device, with engine cuda, there is one forward pass over a whole prompt, by rule h2o or dense: tokens after others
-in the cache, other rules and sliding windows are refused by name.
+On a CUDA device, engine cuda reads prompts that are one forward pass, sparse or dense. Tokens after others in the cache and
+layers with a window are exact there, by PyTorch's own attention. The engine has no rule sketches: where none is chosen, the
+rule is blocks (quality "fast").
 """
 
 import re
@@ -24,7 +25,7 @@ _extras.need("headwater.hf", "hf", "torch", "transformers")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from . import _options  # noqa: E402
+from . import _exact, _options  # noqa: E402
 from ._attention import attention as _attention  # noqa: E402
 from ._session import Session as _Session  # noqa: E402
 
@@ -46,6 +47,7 @@ __all__ = ["configuration", "configure"]
 # Those of `headwater generate`; the reference has every rule.
 _DEFAULTS = {**_options.preset("balanced", b"reference"), "dense": False, "dense_layers": (), "dense_tail": 64,
              "dense_below": 0, "threads": 0, "engine": None}
+_DEVICE_DEFAULTS = {**_DEFAULTS, **_options.preset("fast", b"reference")}  # engine cuda has no rule sketches
 _NEWEST = _DEFAULTS["local"]  # of `memory` with other rules than h2o
 _MORE = ("batch", "clamp", "score_type", "schedule")
 _ATTRIBUTE = "headwater_options"  # of every module of a configured model
@@ -147,6 +149,15 @@ def _warn_of_parts(module, n, total, options):
                             f"{options['chunk']}, so nothing of it is sparse; allowed: prefill_chunk_size above chunk, or none")
 
 
+def _on_device(tensor):
+    return tensor.is_cuda
+
+
+def _device_of(model):
+    """The first CUDA device that holds a parameter of a model, or None."""
+    return next((parameter.device for parameter in model.parameters() if _on_device(parameter)), None)
+
+
 def _autocast(query, key, value):
     """The three as torch.autocast has them, which casts the operands of eager's products and of SDPA."""
     kind = query.device.type
@@ -159,6 +170,14 @@ def _autocast(query, key, value):
 def _one(q, k, v, out, window, options, of_layer):
     """Attention of n tokens, the last of N: [.., n, heads, d], [.., N, kv_heads, d], [.., N, kv_heads, dv]."""
     n, total = q.shape[-3], k.shape[-3]
+    if _on_device(q) and (n < total or 0 < window < total):
+        if not window and _reads_sparse(n, options):
+            _warn_once("device", f"{n} tokens after {total - n} in the cache are attended dense: on a CUDA device a prompt is "
+                                 "sparse where it is one forward pass")
+        _exact.attention(q, k, v, out, of_layer["scale"], of_layer["softcap"], of_layer.get("sinks"), window)
+        return
+    if "sinks" in of_layer:
+        of_layer = {**of_layer, "sinks": of_layer["sinks"].float().tolist()}
     if 0 < window < total:
         # Of these rows, the first query sees the first ones.
         first = max(0, total - n - window + 1)
@@ -205,12 +224,12 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
     batch, heads, n, _ = query.shape
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     out = query.new_empty((batch, n, heads, value.shape[-1]))
-    options = getattr(module, _ATTRIBUTE, _DEFAULTS)
+    options = getattr(module, _ATTRIBUTE, _DEVICE_DEFAULTS if _on_device(query) else _DEFAULTS)
     if getattr(module, "layer_idx", None) in options["dense_layers"]:
         options = {**options, "dense": True}
     of_layer = {"scale": scaling, "softcap": softcap, "threads": options["threads"], "engine": options["engine"]}
     if s_aux is not None:
-        of_layer["sinks"] = s_aux.detach().float().tolist()
+        of_layer["sinks"] = s_aux.detach()
     if attention_mask is None:
         if k.shape[1] < n:
             _refuse(f"{n} queries have {k.shape[1]} keys", "at least as many keys as queries", ValueError)
@@ -248,13 +267,15 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
               memory: SupportsIndex | None = None, **options: "Unpack[_options.ConfigureOptions]") -> dict[str, Any]:
     """How the layers of a model attend, instead of what was configured before; without options the defaults.
 
-    quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md).
+    quality: "fast", "balanced" (the default) or "exact", which is dense: what is not said otherwise (docs/quality.md). For a
+    model on a CUDA device the default is "fast" where select is not said either: engine cuda has no rule sketches.
     options: select ("sketches"; "blocks" with quality "fast"; or "h2o"), chunk (1024), local (32) and heavy (480), or memory, both together: two
     halves with "h2o", else 32 newest and the rest; pinned (8: first tokens that every set keeps; 0 with "h2o");
     dense (False; True: exact attention everywhere), dense_layers (numbers of layers), dense_tail (64: so many tokens at the
     end of a sparse prompt see everything), dense_below (prompts of fewer tokens are dense), threads (0: all), engine, and
     batch, key_block, query_block, pool, refine, least_weight, clamp, score_type, schedule, as in headwater.Session. None is the default.
-    They are kept on the model's modules, not in its config. They are checked for the device where the model is.
+    They are kept on the model's modules, not in its config. They are checked for the device where the model is, and its
+    defaults are taken: move a model first.
     Memory sets that do not fit into a chunk are clamped, with a warning (CFG-3); a model with another attention is one, too.
     Returns configuration(model). Errors: ValueError, TypeError and RuntimeError at once, as of headwater.Session.
     """
@@ -267,7 +288,10 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
         warnings.warn(f"the model's attention is {model.config._attn_implementation!r}, which reads none of these options; "
                       "allowed: attn_implementation='headwater', or model.set_attn_implementation('headwater')", stacklevel=2)
     given = {name: value for name, value in options.items() if value is not None}
-    own = {**_DEFAULTS, **_options.preset("balanced" if quality is None else quality, b"reference"), **given}
+    device = _device_of(model)
+    if quality is None:
+        quality = "balanced" if device is None or "select" in given else "fast"
+    own = {**(_DEFAULTS if device is None else _DEVICE_DEFAULTS), **_options.preset(quality, b"reference"), **given}
     _options.check_sizes_of_rule(own, given)
     if memory is not None:
         if any(options.get(name) is not None for name in ("local", "heavy")):
@@ -285,7 +309,6 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
     if own["dense_tail"] < 0:
         raise ValueError(f"dense_tail is {own['dense_tail']}; allowed: 0 or more")
     own["dense_layers"] = tuple(sorted(_options.integers(own["dense_layers"], "dense_layers")))
-    device = next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
     with _Session(layers=_layers_of(model), heads=1, head_dim=1, capacity=1, device=device,
                   **{name: value for name, value in own.items() if name != "dense_tail"}) as session:
         used = session.options
@@ -300,7 +323,7 @@ def configure(model: torch.nn.Module, *, quality: Literal["fast", "balanced", "e
 
 def configuration(model: torch.nn.Module) -> dict[str, Any]:
     """The options of configure() that hold for a model, a dict."""
-    return dict(getattr(model, _ATTRIBUTE, _DEFAULTS))
+    return dict(getattr(model, _ATTRIBUTE, _DEFAULTS if _device_of(model) is None else _DEVICE_DEFAULTS))
 
 
 AttentionInterface.register("headwater", _forward)

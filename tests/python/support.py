@@ -33,7 +33,7 @@ def rows(n, heads=6, kv_heads=2, width=16, value_width=12, seed=1, dtype=numpy.f
                  for count, size in ((heads, width), (kv_heads, width), (kv_heads, value_width)))
 
 
-def dense(q, k, v, window=None):
+def dense(q, k, v, window=None, scale=None, softcap=None, sinks=None):
     """Causal attention in double; what the last q tokens see."""
     q, k, v = (array.astype(numpy.float64) for array in (q, k, v))
     n, total = q.shape[0], k.shape[0]
@@ -45,10 +45,14 @@ def dense(q, k, v, window=None):
         hidden |= position - key >= window
     for head in range(q.shape[1]):
         group = head * k.shape[1] // q.shape[1]
-        logits = q[:, head] @ k[:, group].T / q.shape[2] ** 0.5
+        logits = q[:, head] @ k[:, group].T * (scale or q.shape[2] ** -0.5)
+        if softcap:
+            logits = softcap * numpy.tanh(logits / softcap)
         logits[hidden] = -numpy.inf
-        weights = numpy.exp(logits - logits.max(axis=1, keepdims=True))
-        out[:, head] = weights @ v[:, group] / weights.sum(axis=1, keepdims=True)
+        most = logits.max(axis=1, keepdims=True)
+        weights = numpy.exp(logits - most)
+        sink = 0 if sinks is None else numpy.exp(float(sinks[head]) - most)
+        out[:, head] = weights @ v[:, group] / (weights.sum(axis=1, keepdims=True) + sink)
     return out
 
 

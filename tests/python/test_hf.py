@@ -4,6 +4,7 @@ refused. Exact paths are compared with eager attention, sparse ones with the eng
 import copy
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import pathlib
@@ -26,7 +27,7 @@ except ImportError as error:
     raise unittest.SkipTest(f"no Hugging Face tests: {error}") from None
 
 import headwater.hf  # noqa: E402
-from headwater import _attention  # noqa: E402
+from headwater import _attention, _exact  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -353,6 +354,120 @@ class Sparse(Case):
         got = logits(own, "headwater", ids)
         self.assertClose(got[:, -20:], exact[:, -20:])
         self.assertGreater(((got - exact)[:, 100:-20].abs().max() / exact.abs().max()).item(), 1e-2)
+
+
+def in_double(q, k, v, **options):
+    if q.dim() == 4:
+        return torch.stack([in_double(*one, **options) for one in zip(q, k, v)])
+    return torch.from_numpy(support.dense(*(rows.double().numpy() for rows in (q, k, v)), **options))
+
+
+class ByTorch(Case):
+    """headwater._exact. The docstrings name the fault that only this test finds."""
+
+    def same(self, rows, most=2e-6, **options):
+        q, k, v = rows
+        out = q.new_full((*q.shape[:-1], v.shape[-1]), torch.nan)
+        _exact.attention(q, k, v, out, **options)
+        self.assertClose(out.double(), in_double(*rows, **options), most)
+
+    def rows(self, n, total, *batch, dtype=torch.float32, size=1.0):
+        q, k, v = (torch.randn(*batch, *shape) for shape in ((n, 6, 16), (total, 2, 16), (total, 2, 12)))
+        return (size * q).to(dtype), k.to(dtype), v.to(dtype)
+
+    def test_each_side_of_a_block(self):
+        """Keys beyond the first part of a product: blocks of 8 rows, then of as many as 700 elements allow."""
+        ways = ({}, {"softcap": 2.0, "scale": 0.7}, {"sinks": torch.linspace(-1, 3, 6)})
+        cases = list(itertools.product((1, 3, 4, 5, 7, 8, 9, 33), (0, 1, 40), (0, 1, 4, 5, 500), ((), (2,)), ways))
+        for rows, most in ((1024, 2**25), (8, 2**25), (1024, 700)):
+            with unittest.mock.patch.multiple(_exact, _ROWS=rows, _WINDOW_ROWS=rows // 2, _MOST=most):
+                for n, more, window, batch, way in cases:
+                    with self.subTest((rows, most, n, more, window, batch, way)):
+                        self.same(self.rows(n, n + more, *batch), **way, window=window)
+
+    def test_types(self):
+        """Logits that are rounded to the type of the rows, by a product or by autocast."""
+        for dtype, most in ((torch.bfloat16, 5e-3), (torch.float16, 7e-4)):
+            rows = self.rows(9, 50, dtype=dtype, size=8)
+            for way in ({}, {"window": 7}, {"softcap": 40.0}, {"sinks": torch.linspace(-1, 9, 6).to(dtype)}):
+                for autocast in (False, True):
+                    with self.subTest(dtype=dtype, way=way), torch.autocast("cpu", dtype, enabled=autocast):
+                        self.same(rows, most, **way)
+
+    def test_keys_are_read_where_they_are(self):
+        """A copy of the keys, for each query head or of a cache that has more rows than are used."""
+        with unittest.mock.patch.object(torch.nn.functional, "scaled_dot_product_attention",
+                                        wraps=torch.nn.functional.scaled_dot_product_attention) as called:
+            for n in (1, 3):
+                q, k, v = self.rows(n, 40, 2)
+                k, v = k[:, :30], v[:, :30]
+                self.same((q, k, v))
+                for got, own in zip(called.call_args.args[1:], (k, v)):
+                    self.assertEqual(got.data_ptr(), own.data_ptr())
+
+
+class Device(Case):
+    """Tensors of the CPU that are taken for a CUDA device's, and attention() with no more than engine cuda has."""
+
+    def setUp(self):
+        real, self.read = headwater.hf._attention, []
+
+        def attention(q, k, v, out, **options):
+            self.assertEqual(q.shape[-3], k.shape[-3])
+            self.assertNotIn("window", options)
+            self.read.append(options)
+            return real(q, k, v, out=out, **options)
+        patch = unittest.mock.patch.multiple(headwater.hf, _on_device=lambda tensor: True, _attention=attention)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+
+class ExactOnDevice(Device, Exact):
+    """A prompt's layers with a window, or turns, that go to the engine."""
+
+
+class AutocastOnDevice(Device, Autocast):
+    """Rows that are not cast: the others have none of two types."""
+
+
+class GenerationOnDevice(Device, Generation):
+    """What a user calls."""
+
+
+class SparseOnDevice(Device):
+    def test_rule_of_a_device(self):
+        """Rule sketches where none was chosen, which the engine would refuse."""
+        own = copy.deepcopy(model("Llama"))
+        fast = {"select": "blocks", "pool": 8, "refine": 1}
+        for module in own.modules():
+            module.__dict__.pop("headwater_options", None)
+        logits(own, "headwater", tokens(1, 1100))
+        for options in (*self.read, headwater.hf.configuration(own), headwater.hf.configure(own)):
+            self.assertEqual({name: options[name] for name in fast}, fast)
+        self.assertEqual(len(self.read), 2)
+        self.assertEqual(headwater.hf.configure(own, memory=256)["heavy"], 224)
+        for given, select in (({"select": "sketches"}, "sketches"), ({"quality": "balanced"}, "sketches"),
+                              ({"select": "h2o"}, "h2o"), ({"quality": "exact"}, "blocks")):
+            self.assertEqual(headwater.hf.configure(own, **given)["select"], select)
+        with self.assertRaisesRegex(ValueError, "^least_weight is a size of rule sketches, and the rule is blocks"):
+            headwater.hf.configure(own, least_weight=0.1)
+
+    def test_prompts_are_sparse_and_turns_exact(self):
+        """A prompt without its dense tail, and a long turn that says nothing."""
+        own, ids = model("Llama", num_hidden_layers=1), tokens(1, 300)
+        exact = logits(own, "eager", ids)
+        own.set_attn_implementation("headwater")
+        for select in ("blocks", "h2o"):
+            headwater.hf.configure(own, **SPARSE, select=select)
+            headwater.hf._warned.clear()
+            self.read.clear()
+            cache = transformers.DynamicCache(config=own.config)
+            with self.assertWarnsRegex(UserWarning, "^70 tokens after 160 .* dense: on a CUDA device .*$"):
+                got = torch.cat([logits(own, "headwater", ids[:, first:last], cache=cache)
+                                 for first, last in ((0, 150), (150, 151), (151, 160), (160, 230), (230, 300))], 1)
+            self.assertEqual([(of["select"], of["dense_tail"]) for of in self.read], [(select, 8)])
+            self.assertClose(got[:, 142:], exact[:, 142:])
+            self.assertGreater(((got - exact)[:, 90:142].abs().max() / exact.abs().max()).item(), 1e-2, "nothing was sparse")
 
 
 class Kept(Case):

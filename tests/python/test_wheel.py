@@ -78,6 +78,14 @@ class Wheel(unittest.TestCase):
             for other in re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", text):
                 self.assertIn(f"third_party/common-licenses/{other}.txt", named)
 
+    def test_engine_cuda(self):
+        """Is in the wheel of ./dev wheel --cuda alone, and looks for a driver when it is asked for."""
+        missing = {engine["name"]: engine["unavailable_because"] for engine in headwater.engines()}
+        self.assertEqual("cuda" in missing, "wheel_cuda" in self.path.parts)
+        self.assertEqual([name for name in self.names if "/libcuda" in name], [])
+        if "cuda" in missing and not os.path.exists("/dev/nvidiactl"):
+            self.assertEqual(missing["cuda"], "no NVIDIA driver is installed")
+
     def test_its_page_has_no_link_that_leads_nowhere(self):
         metadata = importlib.metadata.metadata("headwater")
         page = metadata.get_payload()
@@ -198,6 +206,42 @@ class Threads(unittest.TestCase):
         for worker in workers:
             worker.join(timeout=120)
         self.assertEqual((len(same), all(same)), (30, True))
+
+
+class Transformers(unittest.TestCase):
+    def test_generate(self):
+        """On the GPU where there is one and the wheel has engine cuda: nothing else runs headwater.hf on a device."""
+        import torch
+        import transformers
+
+        import headwater.hf
+        on_gpu = torch.cuda.is_available() and any(
+            (engine["name"], engine["unavailable_because"]) == ("cuda", "") for engine in headwater.engines())
+        sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3, "eos_token_id": None}
+        mixed = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+        sparse = {"chunk": 64, "local": 16, "heavy": 32, "dense_tail": 8}
+        ids = torch.randint(3, 128, (2, 300), generator=torch.Generator().manual_seed(1))
+        mask = torch.ones_like(ids)
+        mask[1, :40] = 0
+        for kind, more in (("Llama", {}), ("Gemma2", {**mixed, "attn_logit_softcapping": 20.0}),
+                           ("GptOss", {**mixed, "num_local_experts": 4, "num_experts_per_tok": 2})):
+            torch.manual_seed(1)
+            model = getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**sizes, **more)).eval()
+            ways = [{"dense": True}, {"select": "h2o"}, {"select": "blocks"}]
+            got = {}
+            for device in ("cpu", "cuda")[:1 + on_gpu]:
+                model.to(device)
+                for way in (None, *ways):
+                    model.set_attn_implementation("headwater" if way else "eager")
+                    if way:
+                        headwater.hf.configure(model, **sparse, **way)
+                    tokens = model.generate(ids.to(device), attention_mask=mask.to(device), do_sample=False, max_new_tokens=12,
+                                            pad_token_id=0)
+                    got[device, str(way)] = tokens.tolist()
+                self.assertEqual(got[device, str(ways[0])], got[device, "None"], (kind, device))
+            for way in ways[:on_gpu * len(ways)]:
+                self.assertEqual(got["cuda", str(way)], got["cpu", str(way)], (kind, way))
 
 
 class FloatControls(unittest.TestCase):
