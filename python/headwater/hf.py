@@ -8,9 +8,9 @@ A prompt longer than one chunk is prefilled sparsely, its last tokens (dense_tai
 sliding window are exact. Keys and values are read where transformers' cache has them, so there is no state of its own:
 turns, crop(), beam search and assisted generation work as with any other attention.
 
-On a CUDA device, engine cuda reads prompts that are one forward pass, sparse or dense. Tokens after others in the cache and
-layers with a window are exact there, by PyTorch's own attention. The engine has no rule sketches: where none is chosen, the
-rule is blocks (quality "fast").
+On a CUDA device, engine cuda reads prompts, sparse or dense, and by rule blocks long turns after others in the cache. Other
+tokens after the first ones and layers with a window are exact there, by PyTorch's own attention. The engine has no rule
+sketches: where none is chosen, the rule is blocks (quality "fast").
 """
 
 import re
@@ -170,10 +170,12 @@ def _autocast(query, key, value):
 def _one(q, k, v, out, window, options, of_layer):
     """Attention of n tokens, the last of N: [.., n, heads, d], [.., N, kv_heads, d], [.., N, kv_heads, dv]."""
     n, total = q.shape[-3], k.shape[-3]
-    if _on_device(q) and (n < total or 0 < window < total):
-        if not window and _reads_sparse(n, options):
-            _warn_once("device", f"{n} tokens after {total - n} in the cache are attended dense: on a CUDA device a prompt is "
-                                 "sparse where it is one forward pass")
+    sparse = not window and _reads_sparse(n, options)
+    if sparse and n < total and options["select"] == "h2o":
+        _warn_once("h2o", f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
+                          "does not have; select='blocks' and select='sketches' are sparse here")
+        sparse = False
+    if _on_device(q) and not sparse and (n < total or 0 < window < total):
         _exact.attention(q, k, v, out, of_layer["scale"], of_layer["softcap"], of_layer.get("sinks"), window)
         return
     if "sinks" in of_layer:
@@ -185,11 +187,6 @@ def _one(q, k, v, out, window, options, of_layer):
         exact = {"dense": True} if n == 1 else {"dense": True, "window": window}
         _attention(q, k, v, out=out, **exact, **of_layer)
         return
-    sparse = not window and _reads_sparse(n, options)
-    if sparse and n < total and options["select"] == "h2o":
-        _warn_once("h2o", f"{n} tokens after {total - n} in the cache are attended dense: rule 'h2o' keeps scores that the cache "
-                          "does not have; select='blocks' and select='sketches' are sparse here")
-        sparse = False
     if not sparse:
         _attention(q, k, v, out=out, dense=True, **of_layer)
         return
