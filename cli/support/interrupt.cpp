@@ -33,7 +33,7 @@ std::array<char, kLineLimit + 1> truncated_line{};
 std::atomic<bool> progress_shown{false};
 std::atomic<bool> progress_being_drawn{false};
 std::atomic<bool> ending{false};
-std::atomic<bool> stop{false};
+std::atomic<bool> stop_asked{false};
 int stop_pipe[2] = {-1, -1};  // holds a byte while an end is asked for
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -60,7 +60,7 @@ extern "C" void end_by_signal(int number) {
 }
 
 extern "C" void ask_to_stop(int number) {
-  if (stop.exchange(true)) end_by_signal(number);
+  if (stop_asked.exchange(true)) end_by_signal(number);
   // Whoever waits for input wakes up, also where the request comes just before the wait.
   const int error = errno;
   if (::write(stop_pipe[1], "", 1) < 0) errno = error;
@@ -127,13 +127,13 @@ void install_stop_request() {
   handle(SIGINT, ask_to_stop);
 }
 
-bool stop_requested() { return stop.load(std::memory_order_relaxed); }
+bool stop_requested() { return stop_asked.load(std::memory_order_relaxed); }
 
 void clear_stop_request() {
   char byte = 0;
   while (::read(stop_pipe[0], &byte, 1) > 0) {
   }
-  stop.store(false, std::memory_order_relaxed);
+  stop_asked.store(false, std::memory_order_relaxed);
 }
 
 bool wait_for_input(int descriptor) {

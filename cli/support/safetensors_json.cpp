@@ -15,7 +15,7 @@
 namespace headwater::cli {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 std::string type_names() {
   std::vector<std::string_view> names;
@@ -32,13 +32,13 @@ class HeaderReader {
   // What the parser calls. Anything out of place throws.
   bool null() { unexpected("null"); }
   bool boolean(bool) { unexpected("a truth value"); }
-  bool number_integer(json::number_integer_t value) { unexpected(fmt::format("the number {}", value)); }
-  bool number_float(json::number_float_t, const json::string_t& text) {
+  bool number_integer(Json::number_integer_t value) { unexpected(fmt::format("the number {}", value)); }
+  bool number_float(Json::number_float_t, const Json::string_t& text) {
     unexpected(fmt::format("the number {}", one_line(text, kQuotedLimit)));
   }
-  bool binary(json::binary_t&) { unexpected("binary data"); }
+  bool binary(Json::binary_t&) { unexpected("binary data"); }
 
-  bool number_unsigned(json::number_unsigned_t value) {
+  bool number_unsigned(Json::number_unsigned_t value) {
     if (place_ != Place::shape && place_ != Place::offsets) unexpected(fmt::format("the number {}", value));
     if (place_ == Place::shape) {
       if (shape_->size() == kMaxDimensions) {
@@ -55,7 +55,7 @@ class HeaderReader {
     return true;
   }
 
-  bool string(json::string_t& text) {
+  bool string(Json::string_t& text) {
     if (place_ == Place::metadata) {
       header_.metadata.emplace(key_, std::move(text));
     } else if (place_ == Place::tensor && key_ == "dtype") {
@@ -66,7 +66,7 @@ class HeaderReader {
     return true;
   }
 
-  bool key(json::string_t& text) {
+  bool key(Json::string_t& text) {
     switch (place_) {
       case Place::top:
         if (header_.tensors.contains(text) || (text == kMetadata && seen_metadata_)) {
@@ -126,7 +126,7 @@ class HeaderReader {
     return true;
   }
 
-  bool parse_error(std::size_t position, const std::string& token, const json::exception&) {
+  bool parse_error(std::size_t position, const std::string& token, const Json::exception&) {
     throw Failure(
         fmt::format("the header is not valid JSON at byte {} of it, near {}; use UTF-8 JSON as the "
                     "safetensors format has it",
@@ -213,7 +213,7 @@ SafetensorsHeader parse_safetensors_json(std::string_view text) {
         fmt::format("the header begins with {}; it must begin with '{{'", in_quotes(text.substr(0, 1))));
   }
   HeaderReader reader;
-  const bool complete = json::sax_parse(text.begin(), text.end(), &reader);
+  const bool complete = Json::sax_parse(text.begin(), text.end(), &reader);
   if (!complete) throw Failure("the header is not valid JSON");
   return reader.take();
 }

@@ -11,11 +11,11 @@ namespace headwater::core {
 
 namespace {
 
-constexpr std::int64_t kPiece = 64;  // columns that are summarised at a time: whole groups
-static_assert(kPiece % BlockSummaries::kGroupColumns == 0);
+constexpr std::int64_t kColumns = 64;  // columns that are summarised at a time: whole groups
+static_assert(kColumns % BlockSummaries::kGroupColumns == 0);
 
-/// The mean of each column group of n <= kPiece numbers.
-void group_means(const float (&columns)[kPiece], std::int64_t n, float (&means)[kPiece]) {
+/// The mean of each column group of n <= kColumns numbers.
+void group_means(const float (&columns)[kColumns], std::int64_t n, float (&means)[kColumns]) {
   for (std::int64_t first = 0; first < n; first += BlockSummaries::kGroupColumns) {
     const std::int64_t some = std::min(BlockSummaries::kGroupColumns, n - first);
     float sum = 0.0f;
@@ -80,18 +80,18 @@ void BlockSummaries::write(std::int64_t layer, std::int64_t head, std::int64_t b
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
   const std::int64_t d = kv.d_head(layer);
   unsigned char* row = summaries_.row(layer, head, block);
-  for (std::int64_t first = 0; first < d; first += kPiece) {
-    const std::int64_t n = std::min(kPiece, d - first);
+  for (std::int64_t first = 0; first < d; first += kColumns) {
+    const std::int64_t n = std::min(kColumns, d - first);
     for (std::int64_t key = 0; key < key_block_; ++key) {
       const void* stored = kv.key(layer, head, block * key_block_ + key);
       keys[key] = static_cast<const unsigned char*>(stored) + first * key_element;
     }
-    float mean[kPiece];
-    float squares[kPiece];
+    float mean[kColumns];
+    float squares[kColumns];
     spread(keys, key_block_, kv.type(), n, mean, squares);
     const auto divisor = static_cast<float>(
         HEADWATER_SABOTAGE("core.summaries.sample_variance") ? key_block_ - 1 : key_block_);
-    float of_groups[kPiece];
+    float of_groups[kColumns];
     group_means(squares, n, of_groups);
     const std::int64_t group =
         HEADWATER_SABOTAGE("core.summaries.groups_of_64_columns") ? 0 : first / kGroupColumns;
@@ -106,14 +106,14 @@ void BlockSummaries::write_region(std::int64_t layer, std::int64_t head, std::in
   const auto element = static_cast<std::int64_t>(dtype_size(type_));
   const std::int64_t d = d_[static_cast<std::size_t>(layer)];
   unsigned char* row = regions_.row(layer, head, region);
-  for (std::int64_t first = 0; first < d; first += kPiece) {
-    const std::int64_t n = std::min(kPiece, d - first);
+  for (std::int64_t first = 0; first < d; first += kColumns) {
+    const std::int64_t n = std::min(kColumns, d - first);
     const std::int64_t first_group = d + first / kGroupColumns;
-    float means[kRegionBlocks][kPiece];
-    float of_groups[kPiece];
-    float mean[kPiece] = {};
-    float between[kPiece] = {};
-    float variance[kPiece] = {};
+    float means[kRegionBlocks][kColumns];
+    float of_groups[kColumns];
+    float mean[kColumns] = {};
+    float between[kColumns] = {};
+    float variance[kColumns] = {};
     for (std::int64_t block = 0; block < kRegionBlocks; ++block) {
       const unsigned char* summary = summaries_.row(layer, head, region * kRegionBlocks + block);
       widen(summary + first * element, type_, n, means[block]);

@@ -144,7 +144,7 @@ std::vector<Request> read_requests(const GenerateFlags& flags, const LoadedModel
 }
 
 /// Leaves a prompt that Ctrl-C ended.
-struct Interrupted {};
+struct StoppedByUser {};
 
 /// All requests through the slots of one transformer. What a slot computes has the bits that it has alone, so an answer does
 /// not depend on what else is asked. Slots are in groups, one for each rank: while one group's step is on its way through the
@@ -242,7 +242,7 @@ void Batch::run(runtime::Transformer& transformer) {
     while (answered_ < requests_.size()) {
       for (Group& group : groups_) advance(group);
     }
-  } catch (const Interrupted&) {
+  } catch (const StoppedByUser&) {
     while (!asked_.empty()) take();
   }
   seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
@@ -262,7 +262,7 @@ void Batch::take() {
 void Batch::advance(Group& group) {
   // Groups ask in turn, so the next answers are this one's.
   for (; group.asked > 0; --group.asked) take();
-  if (stop_requested()) throw Interrupted{};
+  if (stop_requested()) throw StoppedByUser{};
   std::vector<runtime::Conversation*> talks;
   std::vector<std::int32_t> ids;
   for (const auto& slot : group.slots) {
@@ -290,7 +290,7 @@ void Batch::begin(Group& group, Slot& slot) {
   slot.talk.reset();
   slot.talk.set_dense_tail(dense_tail_of(flags_, request.turn));
   slot.talk.feed_ahead(request.turn.ids, [](double) {
-    if (stop_requested()) throw Interrupted{};
+    if (stop_requested()) throw StoppedByUser{};
   });
   ask(group, {&slot.talk});
   prompt_tokens_ += static_cast<std::int64_t>(request.turn.ids.size());

@@ -14,9 +14,6 @@ using Json = nlohmann::ordered_json;
 using End = runtime::Completion::End;
 using Form = ApiRequest::Form;
 
-/// Texts of single tokens may be parts of a character.
-std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 Json reason_of(End end, bool calls) {
   if (end == End::none) return nullptr;
   if (calls && end != End::length) return "tool_calls";
@@ -67,6 +64,8 @@ Json error_of(const std::string& message) {
 }
 
 }  // namespace
+
+std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 AnswerWriter::AnswerWriter(const ApiRequest& asked, const ServedModel& model, std::string id,
                            std::time_t created)

@@ -13,6 +13,9 @@
 
 namespace headwater::cli {
 
+/// As answers carry it. Texts of single tokens may be parts of a character.
+std::string text_of(const nlohmann::ordered_json& json);
+
 /// A server-sent event.
 struct ServerEvent {
   std::string event;  ///< its name; empty: it has none

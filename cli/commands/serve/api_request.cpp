@@ -21,7 +21,7 @@
 namespace headwater::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Value = nlohmann::json;
 using runtime::CompletionRequest;
 
 constexpr int kMostDepth = 64;
@@ -38,24 +38,24 @@ constexpr std::size_t kMostToolBytes = std::size_t{256} << 10U;  // of JSON
 }
 
 /// What stands in a request, short; lists and objects by their kind.
-std::string shown(const Json& value) {
+std::string shown(const Value& value) {
   if (value.is_structured()) return fmt::format("an {}", value.type_name());
-  return one_line(value.dump(-1, ' ', true, Json::error_handler_t::replace), 80);
+  return one_line(value.dump(-1, ' ', true, Value::error_handler_t::replace), 80);
 }
 
 /// The fields of an object: each is read with what is allowed; null counts as absent.
 class Fields {
  public:
-  explicit Fields(const Json& object, std::string within = {})
+  explicit Fields(const Value& object, std::string within = {})
       : object_(object), within_(std::move(within)) {}
 
-  [[nodiscard]] const Json* find(const char* key) const {
+  [[nodiscard]] const Value* find(const char* key) const {
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
   [[nodiscard]] std::optional<std::int64_t> integer(const char* key, std::int64_t least,
                                                     std::int64_t most) const {
-    const Json* const value = find(key);
+    const Value* const value = find(key);
     if (value == nullptr) return std::nullopt;
     // JSON of other languages may write 8 as 8.0.
     const bool whole = value->is_number() && value->get<double>() == std::floor(value->get<double>()) &&
@@ -71,7 +71,7 @@ class Fields {
     return number;
   }
   [[nodiscard]] std::optional<double> real(const char* key, double least, double most) const {
-    const Json* const value = find(key);
+    const Value* const value = find(key);
     if (value == nullptr) return std::nullopt;
     if (!value->is_number() || !(value->get<double>() >= least && value->get<double>() <= most)) {
       bad(key, *value, fmt::format("numbers, {} .. {}", least, most));
@@ -79,36 +79,36 @@ class Fields {
     return value->get<double>();
   }
   [[nodiscard]] bool boolean(const char* key, bool otherwise) const {
-    const Json* const value = find(key);
+    const Value* const value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_boolean()) bad(key, *value, "true or false");
     return value->get<bool>();
   }
   [[nodiscard]] std::optional<std::string> text(const char* key) const {
-    const Json* const value = find(key);
+    const Value* const value = find(key);
     if (value == nullptr) return std::nullopt;
     if (!value->is_string()) bad(key, *value, "a text");
     return value->get<std::string>();
   }
-  [[nodiscard]] const Json& needed(const char* key, const char* allowed) const {
-    const Json* const value = find(key);
+  [[nodiscard]] const Value& needed(const char* key, const char* allowed) const {
+    const Value* const value = find(key);
     if (value == nullptr)
       refuse(within_ + key, fmt::format("{}{} is missing; allowed: {}", within_, key, allowed));
     return *value;
   }
-  [[noreturn]] void bad(const char* key, const Json& value, const std::string& allowed) const {
+  [[noreturn]] void bad(const char* key, const Value& value, const std::string& allowed) const {
     refuse(within_ + key, fmt::format("{}{} is {}; allowed: {}", within_, key, shown(value), allowed));
   }
 
  private:
-  const Json& object_;
+  const Value& object_;
   std::string within_;
 };
 
-std::vector<std::int32_t> read_ids(const Json& list, const char* name, const ServedModel& model) {
+std::vector<std::int32_t> read_ids(const Value& list, const char* name, const ServedModel& model) {
   std::vector<std::int32_t> ids;
   const std::int64_t size = model.tokenizer.size();
-  for (const Json& one : list) {
+  for (const Value& one : list) {
     if (!one.is_number_integer() || one.get<std::int64_t>() < 0 || one.get<std::int64_t>() >= size) {
       refuse(name, fmt::format("{} has the token {}; allowed: 0 .. {}", name, shown(one), size - 1));
     }
@@ -119,11 +119,11 @@ std::vector<std::int32_t> read_ids(const Json& list, const char* name, const Ser
 
 void read_stops(const Fields& fields, CompletionRequest& request) {
   constexpr const char* kAllowed = "a text, or up to 16, of 1 .. 256 bytes each";
-  const Json* const value = fields.find("stop");
+  const Value* const value = fields.find("stop");
   if (value == nullptr) return;
-  const Json list = value->is_array() ? *value : Json::array({*value});
+  const Value list = value->is_array() ? *value : Value::array({*value});
   if (list.size() > kMostStops) fields.bad("stop", *value, kAllowed);
-  for (const Json& one : list) {
+  for (const Value& one : list) {
     const bool fits = one.is_string() && !one.get_ref<const std::string&>().empty() &&
                       one.get_ref<const std::string&>().size() <= kMostStopBytes;
     if (!fits) fields.bad("stop", one, kAllowed);
@@ -132,7 +132,7 @@ void read_stops(const Fields& fields, CompletionRequest& request) {
 }
 
 void read_bias(const Fields& fields, const ServedModel& model, runtime::SamplingOptions& sampling) {
-  const Json* const value = fields.find("logit_bias");
+  const Value* const value = fields.find("logit_bias");
   if (value == nullptr) return;
   constexpr const char* kAllowed = "an object from token ids to -100 .. 100, at most 1024";
   if (!value->is_object() || value->size() > kMostBiases) fields.bad("logit_bias", *value, kAllowed);
@@ -159,7 +159,7 @@ struct Defaults {
 constexpr Defaults kLlamaServer = {0.8, 0.95, 40, 0.05};
 
 /// The object `headwater` of a request.
-void read_own(const Json& object, CompletionRequest& request) {
+void read_own(const Value& object, CompletionRequest& request) {
   constexpr std::array kKeys = {"dense", "dense_tail", "rule", "memory", "cache"};
   for (const auto& [key, value] : object.items()) {
     if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
@@ -205,7 +205,7 @@ CompletionRequest read_common(const Fields& fields, const ServedModel& model,
   read_stops(fields, request);
   request.ignore_end = fields.boolean("ignore_eos", false);
   request.use_cache = fields.boolean("cache_prompt", true);
-  if (const Json* const own = fields.find("headwater")) {
+  if (const Value* const own = fields.find("headwater")) {
     if (!own->is_object()) fields.bad("headwater", *own, "an object");
     read_own(*own, request);
   }
@@ -232,20 +232,20 @@ void check_prompt(const std::vector<std::int32_t>& ids, const char* name, const 
 }
 
 void refuse_what_is_missing(const Fields& fields, bool tools = false) {
-  const Json* const given = tools ? nullptr : fields.find("tools");
+  const Value* const given = tools ? nullptr : fields.find("tools");
   if (given != nullptr && !(given->is_array() && given->empty()))
     refuse("tools", "tools are not supported here; allowed: in /v1/chat/completions");
   for (const char* key : {"functions", "function_call"}) {
     if (fields.find(key) != nullptr) refuse(key, fmt::format("{} is not supported; allowed: tools", key));
   }
   for (const char* key : {"response_format", "text"}) {
-    const Json* value = fields.find(key);
+    const Value* value = fields.find(key);
     if (value != nullptr && value->is_object() && value->contains("format")) value = &(*value)["format"];
     if (value == nullptr || !value->is_object() || !value->contains("type")) continue;
     if ((*value)["type"] != "text") fields.bad(key, (*value)["type"], "text");
   }
   for (const char* key : {"grammar", "json_schema", "audio", "prediction", "suffix"}) {
-    const Json* const value = fields.find(key);
+    const Value* const value = fields.find(key);
     const bool none =
         value == nullptr || (value->is_string() && value->get_ref<const std::string&>().empty());
     if (!none) refuse(key, fmt::format("{} is not supported; allowed: none", key));
@@ -255,7 +255,7 @@ void refuse_what_is_missing(const Fields& fields, bool tools = false) {
     refuse("best_of", "best_of is not supported; allowed: 1");
 }
 
-std::string read_content(const Json& message, const char* name, const std::string& place,
+std::string read_content(const Value& message, const char* name, const std::string& place,
                          bool may_be_absent) {
   const auto found = message.find("content");
   if (found == message.end() || found->is_null()) {
@@ -266,7 +266,7 @@ std::string read_content(const Json& message, const char* name, const std::strin
   if (!found->is_array())
     refuse(name, fmt::format("{}.content is {}; allowed: a text, or parts", place, shown(*found)));
   std::string text;
-  for (const Json& part : *found) {
+  for (const Value& part : *found) {
     const std::string type = part.is_object() && part.contains("type") && part["type"].is_string()
                                  ? part["type"].get<std::string>()
                                  : "";
@@ -282,10 +282,10 @@ std::string read_content(const Json& message, const char* name, const std::strin
 
 /// The same in the order in which tools are written by hand, and so in what models were trained on: a parse that is quick for any
 /// body has lost it. Names of parameters come in the order of the alphabet.
-nlohmann::ordered_json in_order(const Json& value) {
+nlohmann::ordered_json in_order(const Value& value) {
   if (value.is_array()) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const Json& one : value) list.push_back(in_order(one));
+    for (const Value& one : value) list.push_back(in_order(one));
     return list;
   }
   if (!value.is_object()) return nlohmann::ordered_json(value);
@@ -302,8 +302,8 @@ nlohmann::ordered_json in_order(const Json& value) {
 }
 
 /// JSON text of a part of a request, checked for its size before it is put in order.
-std::string text_in_order(const Json& value, const char* name) {
-  if (value.dump(-1, ' ', false, Json::error_handler_t::replace).size() > kMostToolBytes) {
+std::string text_in_order(const Value& value, const char* name) {
+  if (value.dump(-1, ' ', false, Value::error_handler_t::replace).size() > kMostToolBytes) {
     refuse(name, fmt::format("{} has too much JSON; allowed: {} bytes", name, kMostToolBytes));
   }
   return in_order(value).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -311,8 +311,8 @@ std::string text_in_order(const Json& value, const char* name) {
 
 /// `tools` as a JSON text for the template, and their names; empty where an answer may call none.
 std::string read_tools(const Fields& fields, const ServedModel& model, ApiRequest& request) {
-  const Json* const tools = fields.find("tools");
-  const Json* const choice = fields.find("tool_choice");
+  const Value* const tools = fields.find("tools");
+  const Value* const choice = fields.find("tool_choice");
   if (choice != nullptr && *choice != "auto" && *choice != "none") {
     fields.bad("tool_choice", *choice, "\"auto\" or \"none\"");
   }
@@ -322,8 +322,8 @@ std::string read_tools(const Fields& fields, const ServedModel& model, ApiReques
   }
   if (tools->empty()) return {};
   for (std::size_t i = 0; i < tools->size(); ++i) {
-    const Json& tool = (*tools)[i];
-    const bool function = tool.is_object() && tool.value("type", Json()) == "function" &&
+    const Value& tool = (*tools)[i];
+    const bool function = tool.is_object() && tool.value("type", Value()) == "function" &&
                           tool.contains("function") && tool["function"].is_object() &&
                           tool["function"].contains("name") && tool["function"]["name"].is_string();
     if (!function) {
@@ -338,12 +338,12 @@ std::string read_tools(const Fields& fields, const ServedModel& model, ApiReques
   return text_in_order(*tools, "tools");
 }
 
-std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* name) {
+std::vector<runtime::ChatMessage> read_messages(const Value& list, const char* name) {
   if (!list.is_array() || list.empty())
     refuse(name, fmt::format("{} is {}; allowed: a list of one or more", name, shown(list)));
   std::vector<runtime::ChatMessage> messages;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const Json& one = list[i];
+    const Value& one = list[i];
     const std::string place = fmt::format("{}[{}]", name, i);
     if (!one.is_object()) refuse(name, fmt::format("{} is {}; allowed: an object", place, shown(one)));
     std::string role = one.contains("role") && one["role"].is_string() ? one["role"].get<std::string>() : "";
@@ -358,7 +358,7 @@ std::vector<runtime::ChatMessage> read_messages(const Json& list, const char* na
     if (role == "tool") {
       message.tool_call_id = fields.text("tool_call_id").value_or("");
       message.name = fields.text("name").value_or("");
-    } else if (const Json* const calls = role == "assistant" ? fields.find("tool_calls") : nullptr) {
+    } else if (const Value* const calls = role == "assistant" ? fields.find("tool_calls") : nullptr) {
       if (!calls->is_array()) fields.bad("tool_calls", *calls, "a list");
       if (!calls->empty()) message.tool_calls = text_in_order(*calls, "tool_calls");
     }
@@ -386,18 +386,18 @@ std::vector<std::int32_t> ids_of_text(const std::string& text, const ServedModel
 }
 
 /// A prompt: a text, ids, or a list of these.
-std::vector<std::vector<std::int32_t>> read_prompts(const Json& value, const ServedModel& model) {
-  const auto is_ids = [](const Json& one) {
+std::vector<std::vector<std::int32_t>> read_prompts(const Value& value, const ServedModel& model) {
+  const auto is_ids = [](const Value& one) {
     return one.is_array() && !one.empty() &&
-           std::all_of(one.begin(), one.end(), [](const Json& id) { return id.is_number(); });
+           std::all_of(one.begin(), one.end(), [](const Value& id) { return id.is_number(); });
   };
   const bool single = value.is_string() || is_ids(value);
-  const Json list = single ? Json::array({value}) : value;
+  const Value list = single ? Value::array({value}) : value;
   if (!list.is_array() || list.empty() || list.size() > kMostPrompts)
     refuse("prompt", fmt::format("prompt is {}; allowed: a text, token ids, or a list of 1 .. {} of them",
                                  shown(value), kMostPrompts));
   std::vector<std::vector<std::int32_t>> prompts;
-  for (const Json& one : list) {
+  for (const Value& one : list) {
     if (!one.is_string() && !is_ids(one))
       refuse("prompt", fmt::format("prompt has {}; allowed: a text, or token ids", shown(one)));
     prompts.push_back(one.is_string() ? ids_of_text(one.get<std::string>(), model)
@@ -411,7 +411,7 @@ void read_form(const Fields& fields, const ServedModel& model, ApiRequest& reque
   request.stream = fields.boolean("stream", false);
   request.return_progress = fields.boolean("return_progress", false);
   request.n = static_cast<int>(fields.integer("n", 1, model.most_choices).value_or(1));
-  if (const Json* const options = fields.find("stream_options")) {
+  if (const Value* const options = fields.find("stream_options")) {
     if (!options->is_object()) fields.bad("stream_options", *options, "an object");
     request.include_usage = Fields(*options, "stream_options.").boolean("include_usage", false);
   }
@@ -439,26 +439,26 @@ void check_depth(std::string_view text) {
 }  // namespace
 
 nlohmann::ordered_json ApiError::body() const {
-  const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  const auto or_null = [](const std::string& text) { return text.empty() ? Value(nullptr) : Value(text); };
   return {{"error",
            {{"message", message_}, {"type", type_}, {"param", or_null(param_)}, {"code", or_null(code_)}}}};
 }
 
-Json parse_body(std::string_view text) {
+Value parse_body(std::string_view text) {
   check_depth(text);
-  Json json;
+  Value json;
   try {
-    json = Json::parse(text);
-  } catch (const Json::parse_error& error) {
+    json = Value::parse(text);
+  } catch (const Value::parse_error& error) {
     refuse("", fmt::format("the body is no JSON in UTF-8 at byte {}; allowed: an object", error.byte));
-  } catch (const Json::out_of_range&) {
+  } catch (const Value::out_of_range&) {
     refuse("", "the body has a number that is too large; allowed: those of 64 bits");
   }
   if (!json.is_object()) refuse("", "the body is no JSON object; allowed: {...}");
   return json;
 }
 
-ApiRequest parse_chat(const Json& body, const ServedModel& model) {
+ApiRequest parse_chat(const Value& body, const ServedModel& model) {
   const Fields fields(body);
   refuse_what_is_missing(fields, true);
   ApiRequest request;
@@ -480,7 +480,7 @@ ApiRequest parse_chat(const Json& body, const ServedModel& model) {
   return request;
 }
 
-ApiRequest parse_text(const Json& body, const ServedModel& model) {
+ApiRequest parse_text(const Value& body, const ServedModel& model) {
   const Fields fields(body);
   refuse_what_is_missing(fields);
   ApiRequest request;
@@ -498,7 +498,7 @@ ApiRequest parse_text(const Json& body, const ServedModel& model) {
   return request;
 }
 
-ApiRequest parse_native(const Json& body, const ServedModel& model) {
+ApiRequest parse_native(const Value& body, const ServedModel& model) {
   const Fields fields(body);
   refuse_what_is_missing(fields);
   ApiRequest request;
@@ -517,7 +517,7 @@ ApiRequest parse_native(const Json& body, const ServedModel& model) {
   return request;
 }
 
-ApiRequest parse_responses(const Json& body, const ServedModel& model) {
+ApiRequest parse_responses(const Value& body, const ServedModel& model) {
   const Fields fields(body);
   refuse_what_is_missing(fields);
   if (fields.find("previous_response_id") != nullptr) {
@@ -532,7 +532,7 @@ ApiRequest parse_responses(const Json& body, const ServedModel& model) {
   one.max_tokens = read_most(fields, {"max_output_tokens"}, model);
   std::vector<runtime::ChatMessage> messages;
   if (const auto system = fields.text("instructions")) messages.push_back({"system", *system});
-  const Json& input = fields.needed("input", "a text, or a list of messages");
+  const Value& input = fields.needed("input", "a text, or a list of messages");
   if (input.is_string()) {
     messages.push_back({"user", input.get<std::string>()});
   } else {
@@ -545,11 +545,11 @@ ApiRequest parse_responses(const Json& body, const ServedModel& model) {
   return request;
 }
 
-nlohmann::ordered_json tokenize(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json tokenize(const Value& body, const ServedModel& model) {
   const Fields fields(body);
-  const Json& content = fields.needed("content", "a text");
+  const Value& content = fields.needed("content", "a text");
   if (!content.is_string()) fields.bad("content", content, "a text");
-  Json tokens = Json::array();
+  Value tokens = Value::array();
   const bool pieces = fields.boolean("with_pieces", false);
   for (const std::int32_t id :
        model.tokenizer.encode(content.get<std::string>(), fields.boolean("add_special", false),
@@ -560,7 +560,7 @@ nlohmann::ordered_json tokenize(const Json& body, const ServedModel& model) {
       const bool whole = !runtime::first_ill_formed_utf8(piece);
       tokens.push_back(
           {{"id", id},
-           {"piece", whole ? Json(piece) : Json(std::vector<std::uint8_t>(piece.begin(), piece.end()))}});
+           {"piece", whole ? Value(piece) : Value(std::vector<std::uint8_t>(piece.begin(), piece.end()))}});
     } else {
       tokens.push_back(id);
     }
@@ -568,14 +568,14 @@ nlohmann::ordered_json tokenize(const Json& body, const ServedModel& model) {
   return {{"tokens", tokens}};
 }
 
-nlohmann::ordered_json detokenize(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json detokenize(const Value& body, const ServedModel& model) {
   const Fields fields(body);
-  const Json& tokens = fields.needed("tokens", "a list of token ids");
+  const Value& tokens = fields.needed("tokens", "a list of token ids");
   if (!tokens.is_array()) fields.bad("tokens", tokens, "a list of token ids");
   return {{"content", model.tokenizer.decode(read_ids(tokens, "tokens", model))}};
 }
 
-nlohmann::ordered_json apply_template(const Json& body, const ServedModel& model) {
+nlohmann::ordered_json apply_template(const Value& body, const ServedModel& model) {
   const Fields fields(body);
   const std::vector<runtime::ChatMessage> messages =
       read_messages(fields.needed("messages", "a list of one or more"), "messages");

@@ -25,8 +25,6 @@ using runtime::Completion;
 constexpr std::chrono::milliseconds kTick(50);  // how soon a client that goes away is noticed
 constexpr std::chrono::seconds kAwake(5);       // between bytes that keep a proxy awake
 
-std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 HttpAnswer json_answer(const Json& json) { return {.body = text_of(json)}; }
 
 HttpAnswer error_answer(const ApiError& error) {

@@ -6,6 +6,8 @@
 namespace headwater::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr std::string_view kOpen = "<tool_call>";
 constexpr std::string_view kClose = "</tool_call>";
 constexpr std::string_view kBlank = " \t\r\n";
@@ -54,7 +56,6 @@ std::string ToolReader::finish() {
 }
 
 bool ToolReader::read(std::string_view text) {
-  using Json = nlohmann::ordered_json;
   constexpr std::size_t kMostBytes = std::size_t{1} << 20U;
   constexpr std::size_t kMostCalls = 128;
   if (text.size() > kMostBytes) return false;
