@@ -21,6 +21,8 @@ struct RowPlace {
   void* stream = nullptr;
 };
 
+inline constexpr std::int64_t kFloat = sizeof(float);
+
 /// How many pieces of a size make a whole.
 inline std::int64_t pieces(std::int64_t total, std::int64_t size) { return (total + size - 1) / size; }
 

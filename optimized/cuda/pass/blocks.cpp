@@ -15,7 +15,6 @@ using Step = WindowLaunches::BlockStep;
 
 constexpr std::int64_t kLeastRegions = 16;  // SEL-12
 
-constexpr std::int64_t kFloat = sizeof(float);
 static_assert(sizeof(std::int32_t) == kFloat);
 
 /// Arithmetic of votes: of BF16 where queries and stored rows are BF16, else of F32 (docs/verification.md).
@@ -133,12 +132,7 @@ QueryBlocks BlocksPass::query_blocks(const Window& window, std::span<const Chunk
 void BlocksPass::run(const Window& window, std::span<const Chunk> chunks) {
   WindowLaunches& launches = window.launches;
   const auto count = static_cast<std::int64_t>(chunks.size());
-  const std::int64_t group_rows = launches.together() * data_.options.chunk;
-  for (std::int64_t group = 0; group < launches.groups(count); ++group) {
-    const std::int64_t begin = window.begin + group * group_rows;
-    window.path.intra(window, stores_, group, begin, std::min(window.end, begin + group_rows));
-    launches.after_group(group);
-  }
+  window.path.intra_groups(window, stores_, count);
   const QueryBlocks at = query_blocks(window, chunks);
   if (at.count > 0) choose_sets(window, at);
   launches.join_intra(count - 1);

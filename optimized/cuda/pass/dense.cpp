@@ -70,7 +70,6 @@ void DensePass::decode(const Window& window) {
 
 void DensePass::keep_lse(const Window& window, const Chunk& chunk) const {
   if (!window.observed()) return;
-  constexpr std::int64_t kFloat = sizeof(float);
   data_.device->copy_rows(
       data_.stream, {data_.shown_lse.data() + (window.begin - chunk.begin), data_.shape.capacity * kFloat},
       {data_.lse, data_.window_rows * kFloat}, (window.end - window.begin) * kFloat, data_.shape.n_head,

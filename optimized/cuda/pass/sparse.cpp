@@ -9,7 +9,6 @@ namespace headwater::cuda {
 
 namespace {
 
-constexpr std::int64_t kFloat = sizeof(float);
 constexpr std::int64_t kPosition = sizeof(std::int32_t);
 
 }  // namespace
@@ -77,12 +76,7 @@ MemoryView SparsePass::memory(std::int64_t layer) const {
 void SparsePass::run(const Window& window, std::span<const Chunk> chunks) {
   WindowLaunches& launches = window.launches;
   const auto count = static_cast<std::int64_t>(chunks.size());
-  const std::int64_t group_rows = launches.together() * data_.options.chunk;
-  for (std::int64_t group = 0; group < launches.groups(count); ++group) {
-    const std::int64_t begin = window.begin + group * group_rows;
-    window.path.intra(window, stores_, group, begin, std::min(window.end, begin + group_rows));
-    launches.after_group(group);
-  }
+  window.path.intra_groups(window, stores_, count);
   for (std::int64_t index = 0; index < count; ++index) {
     const Chunk& chunk = chunks[static_cast<std::size_t>(index)];
     const bool has_memory = chunk.begin > 0;

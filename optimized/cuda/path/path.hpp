@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/layer.hpp"
@@ -68,6 +69,15 @@ class KernelPath {
   KernelPath& operator=(const KernelPath&) = delete;
   virtual ~KernelPath() = default;
 
+  /// Intra passes of a window's first `chunks` chunks, group by group.
+  void intra_groups(const Window& window, const SparseStores& stores, std::int64_t chunks) {
+    const std::int64_t rows = window.launches.together() * stores.data.options.chunk;
+    for (std::int64_t group = 0; group < window.launches.groups(chunks); ++group) {
+      const std::int64_t begin = window.begin + group * rows;
+      intra(window, stores, group, begin, std::min(window.end, begin + rows));
+      window.launches.after_group(group);
+    }
+  }
   /// Intra passes of the chunks of a group, which fill [begin, end), and their column sums.
   virtual void intra(const Window& window, const SparseStores& stores, std::int64_t group, std::int64_t begin,
                      std::int64_t end) = 0;
