@@ -22,6 +22,7 @@
 #endif
 
 #ifdef HEADWATER_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef HEADWATER_TSAN
@@ -77,6 +78,10 @@ Fibers::Fibers(Body body, void* argument) : body_(body), argument_(argument) {}
 Fibers::~Fibers() {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   for (Fiber& fiber : fibers_) {
+#ifdef HEADWATER_ASAN
+    // What fibers that never ended had on their stacks would be out of bounds for whoever is given these addresses next.
+    if (fiber.memory != nullptr) __asan_unpoison_memory_region(fiber.memory, kStack + page);
+#endif
     if (fiber.memory != nullptr) munmap(fiber.memory, kStack + page);
 #ifdef HEADWATER_TSAN
     if (fiber.tsan != nullptr) __tsan_destroy_fiber(fiber.tsan);
