@@ -134,15 +134,10 @@ void CudaSession::run_layer(const headwater::SequenceCall& asked) {
     launches_->begin(sparse ? WindowLaunches::Order::sparse : WindowLaunches::Order::dense,
                      window.observed());
     store_rows(window, rows.k, rows.v);
-    if (blocks_ && !sparse) blocks_->summarise(window);
+    if (sparse) launches_->after_store();
+    if (blocks_) blocks_->summarise(window);
     if (sparse) {
-      launches_->after_store();
-      if (blocks_) {
-        blocks_->summarise(window);
-        blocks_->run(window, held);
-      } else {
-        sparse_->run(window, held);
-      }
+      blocks_ ? blocks_->run(window, held) : sparse_->run(window, held);
       first += held.size();
     } else if (!alone) {
       dense_.run(window, held.front());

@@ -88,8 +88,8 @@ WindowLaunches::Captured WindowLaunches::capture(const Dispatch& dispatch, Order
   if (order == Order::dense) {
     put(dense_forward(), any);
     put(combine(), any);
-    places = combine().index + 1;
-    if (most_.chooses) put({places++, Branch::in_line, ""}, any);  // summaries
+    if (most_.chooses) put(dense_summaries(), any);
+    places = (most_.chooses ? dense_summaries() : combine()).index + 1;
   } else if (most_.chooses) {
     capture_chosen(any);
     places = block_step(BlockStep::output).index + 1;

@@ -100,7 +100,7 @@ class WindowLaunches {
   [[nodiscard]] static Place combine() { return {2, Branch::in_line, "combine"}; }
   /// With rule blocks, of either order.
   [[nodiscard]] Place summaries() const {
-    return order_ == Order::dense ? Place{3, Branch::in_line, "summaries"} : block_step(BlockStep::summaries);
+    return order_ == Order::dense ? dense_summaries() : block_step(BlockStep::summaries);
   }
   [[nodiscard]] IntraPlaces intra(std::int64_t group, std::int64_t part) const {
     const auto first = static_cast<int>(1 + 2 * (most_.intra_parts * group + part));
@@ -132,6 +132,7 @@ class WindowLaunches {
   void join(std::int64_t chunk);
 
  private:
+  [[nodiscard]] static Place dense_summaries() { return {combine().index + 1, Branch::in_line, "summaries"}; }
   struct Captured {
     Graph graph{};
     std::vector<bool> set;         // in this window, by place

@@ -4,7 +4,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/kernels/blocks/place.hpp"
 #include "headwater/testing/sabotage.hpp"
 
 namespace headwater::cuda {
@@ -67,15 +66,9 @@ BlocksPass::BlocksPass(SessionData& data) : data_(data), stores_{data} {
   token_votes_ = data.take<float>(core::checked_product(most_sets_, tokens_), "votes on tokens");
 }
 
-StoredRows BlocksPass::blocks(std::int64_t layer) const {
-  const std::int64_t head = most_blocks_ * summary_width_;
-  return {blocks_ + layer * data_.shape.n_head_kv * head * element_size(summary_type_), head, summary_type_,
-          static_cast<int>(summary_width_)};
-}
-
-StoredRows BlocksPass::regions(std::int64_t layer) const {
-  const std::int64_t head = most_blocks_ / kRegionBlocks * summary_width_;
-  return {regions_ + layer * data_.shape.n_head_kv * head * element_size(summary_type_), head, summary_type_,
+StoredRows BlocksPass::summaries(const unsigned char* all, std::int64_t rows, std::int64_t layer) const {
+  const std::int64_t head = rows * summary_width_;
+  return {all + layer * data_.shape.n_head_kv * head * element_size(summary_type_), head, summary_type_,
           static_cast<int>(summary_width_)};
 }
 

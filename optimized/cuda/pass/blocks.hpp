@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "cuda/kernels/blocks/place.hpp"
 #include "cuda/layer.hpp"
 #include "cuda/path/path.hpp"
 
@@ -24,8 +25,14 @@ class BlocksPass {
 
  private:
   [[nodiscard]] QueryBlocks query_blocks(const Window& window, std::span<const Chunk> chunks) const;
-  [[nodiscard]] StoredRows blocks(std::int64_t layer) const;
-  [[nodiscard]] StoredRows regions(std::int64_t layer) const;
+  /// A layer's of all of a kind, of which a head has `rows`.
+  [[nodiscard]] StoredRows summaries(const unsigned char* all, std::int64_t rows, std::int64_t layer) const;
+  [[nodiscard]] StoredRows blocks(std::int64_t layer) const {
+    return summaries(blocks_, most_blocks_, layer);
+  }
+  [[nodiscard]] StoredRows regions(std::int64_t layer) const {
+    return summaries(regions_, most_blocks_ / kRegionBlocks, layer);
+  }
   void choose_sets(const Window& window, const QueryBlocks& at);
   void pool(const Window& window, const QueryBlocks& at);
   void vote(const Window& window, const QueryBlocks& at, VoteKind kind, WindowLaunches::BlockStep step) const;
