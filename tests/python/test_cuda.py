@@ -210,7 +210,8 @@ class Attention(unittest.TestCase):
     def opened(self, arrays, code=F32, device=0, **options):
         """The session that attention() keeps for such a call: host rows that say otherwise open it, and are refused."""
         before = set(self.kept)
-        given = [DeviceRows(array, code, device=device) for array in (*arrays, numpy.empty_like(arrays[0]))]
+        out = numpy.empty((*arrays[0].shape[:-1], arrays[2].shape[-1]), STORAGE[code])
+        given = [DeviceRows(array, code, device=device) for array in (*arrays, out)]
         with self.assertRaisesRegex(ValueError, r"^q\.data is host memory; allowed: device memory"):
             headwater.attention(*given[:3], out=given[3], **{**OPTIONS, **options})
         (key,) = set(self.kept) - before
@@ -238,13 +239,15 @@ class Attention(unittest.TestCase):
         self.assertEqual(len(self.kept), len(TYPES))
 
     def test_more_keys_than_queries(self):
-        """Finds keys of the cache that are stored at the wrong place, or have no summaries."""
+        """Finds keys of the cache that are stored at the wrong place, or have no summaries, and slices of chosen rows that are
+        wider than any kernel's."""
         blocks = {"select": "blocks", "heavy": 8, "key_block": 4, "query_block": 16}
-        for options in ({**blocks, "dense_tail": 3}, {"dense": True}, {"dense_tail": 40}):
-            with self.subTest(**options):
-                q, k, v = rows(129)
+        for options, widths in (({**blocks, "dense_tail": 3}, (64, 64)), (blocks, (300, 520)), ({"dense": True}, (64, 64)),
+                                ({"dense_tail": 40}, (64, 64))):
+            with self.subTest(widths, **options):
+                q, k, v = rows(129, F32, *widths)
                 own = self.opened((q[:40], k[:40], v[:40]), **options)
-                wanted = numpy.empty_like(q[89:])
+                wanted = numpy.empty((40, HEADS, widths[1]), numpy.float32)
                 headwater.attention(q[89:], k, v, out=wanted, **{**OPTIONS, **options, "engine": "reference"})
                 got = self.computed(own, [q[89:], k, v], F32, **options)
                 numpy.testing.assert_allclose(got, wanted, atol=CLOSE[F32])
