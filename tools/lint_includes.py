@@ -26,9 +26,10 @@ MAY_INCLUDE = {
     "reference": {PUBLIC},
     "optimized/core": {PUBLIC, TABLE},
     "optimized/threads": set(),
-    "optimized/cpu": {PUBLIC, DETAIL, "optimized/core", "optimized/threads"},
+    "optimized/tiles": set(),
+    "optimized/cpu": {PUBLIC, DETAIL, "optimized/core", "optimized/threads", "optimized/tiles"},
     "optimized/cuda": {PUBLIC, "optimized/core"},
-    "runtime": {PUBLIC, DETAIL, TABLE, "optimized/threads"},
+    "runtime": {PUBLIC, DETAIL, TABLE, "optimized/threads", "optimized/tiles"},
     "runtime/c_abi": {PUBLIC, "runtime", "bindings"},  # the checks of the library's own C ABI
     "bindings": {PUBLIC, TABLE},
     "cli": {PUBLIC, "runtime", "cli/support", "cli/commands"},

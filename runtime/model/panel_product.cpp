@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "headwater/detail/processor.hpp"
 #include "headwater/error.hpp"
 #include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_kernels.hpp"
@@ -19,6 +20,9 @@ namespace headwater::runtime {
 namespace {
 
 using Memory = dnnl::memory;
+using detail::Feature;
+
+constexpr std::array kAmx = {Feature::avx512f, Feature::amx_tile, Feature::amx_bf16};
 
 const dnnl::engine& processor() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
@@ -126,6 +130,12 @@ ColumnBlocks column_blocks(const Memory::desc& packed, std::int64_t depth, std::
   return {dense ? columns : 0};
 }
 
+/// Tile kernels multiply two packed tiles of columns at a time.
+std::int64_t columns_in_pairs(std::int64_t width) {
+  constexpr std::int64_t kPair = 2 * kTileRows;
+  return (width + kPair - 1) / kPair * kPair;
+}
+
 [[noreturn]] void refuse(const dnnl::error& error, Precision precision, std::int64_t depth,
                          std::int64_t width) {
   throw Error(ErrorCode::internal, fmt::format("oneDNN refuses a {} product of depth {} and width {}: {}",
@@ -153,6 +163,12 @@ Precision native_precision() {
   return includes(dnnl::cpu_isa::avx512_core_bf16) ? Precision::bf16 : Precision::f32;
 }
 
+const TileKernels* native_tiles() {
+  static const bool has_tiles =
+      includes(dnnl::cpu_isa::avx512_core_amx) && detail::missing_feature(kAmx).empty();
+  return has_tiles ? &amx_tile_kernels : nullptr;
+}
+
 Precision row_precision(Precision precision) {
   return precision == Precision::int8 ? native_precision() : precision;
 }
@@ -174,7 +190,8 @@ std::string missing_for(Precision precision) {
 
 std::string describe_products(Precision precision) {
   const auto by_onednn = [](Precision own) {
-    return fmt::format("{} by oneDNN ({})", precision_name(own), product_isa());
+    const bool own_tiles = own == Precision::bf16 && native_tiles() != nullptr;
+    return fmt::format("{} by {} ({})", precision_name(own), own_tiles ? "tiles" : "oneDNN", product_isa());
   };
   if (precision != Precision::int8) return by_onednn(precision);
   return fmt::format("INT8 ({}) beside quantised weights, else {}", row_kernels().isa,
@@ -206,13 +223,20 @@ struct PanelProduct::State {
   Memory::desc plain;
   Memory::desc packed;
   ColumnBlocks blocks;
+  const TileKernels* tiles = nullptr;
   dnnl::reorder reorder;
   std::vector<dnnl::matmul> products;  // one for each of kBlockHeights
   std::vector<dnnl::matmul::primitive_desc> descriptions;
   Memory::desc reorder_scratch;
   std::size_t scratch = 0;
 
-  State(Precision p, std::int64_t k, std::int64_t n) : precision(p), depth(k), width(n) {
+  State(Precision p, std::int64_t k, std::int64_t n, const TileKernels* kernels)
+      : precision(p), depth(k), width(n) {
+    if (p == Precision::bf16 && k > 0 && k % kTileDepth == 0 && n > 0) tiles = kernels;
+    if (tiles != nullptr) {
+      blocks.columns = kTileRows;
+      return;
+    }
     const OneThread one_thread;
     const auto type = type_of(p);
     // [depth][width] with the depth contiguous: rows of the panel as a file has them.
@@ -236,9 +260,10 @@ struct PanelProduct::State {
   }
 };
 
-PanelProduct::PanelProduct(Precision precision, std::int64_t depth, std::int64_t width) {
+PanelProduct::PanelProduct(Precision precision, std::int64_t depth, std::int64_t width,
+                           const TileKernels* tiles) {
   try {
-    state_ = std::make_unique<State>(precision, depth, width);
+    state_ = std::make_unique<State>(precision, depth, width, tiles);
   } catch (const dnnl::error& error) {
     refuse(error, precision, depth, width);
   }
@@ -249,11 +274,16 @@ PanelProduct::~PanelProduct() = default;
 Precision PanelProduct::precision() const { return state_->precision; }
 std::int64_t PanelProduct::depth() const { return state_->depth; }
 std::int64_t PanelProduct::width() const { return state_->width; }
-std::size_t PanelProduct::packed_bytes() const { return state_->packed.get_size(); }
+const TileKernels* PanelProduct::tiles() const { return state_->tiles; }
+std::size_t PanelProduct::packed_bytes() const {
+  if (tiles() == nullptr) return state_->packed.get_size();
+  return static_cast<std::size_t>(columns_in_pairs(state_->width) * state_->depth) * sizeof(std::uint16_t);
+}
 std::size_t PanelProduct::scratch_bytes() const { return state_->scratch; }
 
 void PanelProduct::pack(const void* plain, void* packed, void* scratch) const {
   const State& state = *state_;
+  if (tiles() != nullptr) return pack_rows(plain, 0, state.width, packed);
   try {
     const OneThread one_thread;
     const NoHandlers no_handlers;
@@ -283,11 +313,15 @@ std::uint32_t* PanelProduct::columns_at(std::int64_t column, void* packed) const
 
 void PanelProduct::clear_padding(void* packed) const {
   const std::int64_t columns = state_->blocks.columns;
-  const std::int64_t used = state_->width % columns;
-  if (used == 0) return;
   const std::int64_t words = state_->depth * precision_bytes(state_->precision) / 4;
-  std::uint32_t* const last = columns_at(state_->width - used, packed);
-  for (std::int64_t k = 0; k < words; ++k) std::fill_n(last + k * columns + used, columns - used, 0U);
+  if (const std::int64_t used = state_->width % columns; used != 0) {
+    std::uint32_t* const last = columns_at(state_->width - used, packed);
+    for (std::int64_t k = 0; k < words; ++k) std::fill_n(last + k * columns + used, columns - used, 0U);
+  }
+  if (tiles() == nullptr) return;
+  const std::int64_t blocks = (state_->width + columns - 1) / columns;
+  std::fill_n(static_cast<std::uint32_t*>(packed) + blocks * columns * words,
+              (columns_in_pairs(state_->width) - blocks * columns) * words, 0U);
 }
 
 void PanelProduct::pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const {

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "runtime/model/kernels/tile_kernels.hpp"
+
 namespace headwater::runtime {
 
 /// Type of both operands of a product over many rows; sums are F32 either way. int8: rows in 8 bits beside the codes of
@@ -37,13 +39,18 @@ enum class Precision : std::uint8_t { f32, bf16, int8 };
 /// has one of these heights, however many rows remain (rows after the last are multiplied too and not used).
 inline constexpr std::array<std::int64_t, 3> kBlockHeights = {256, 64, 16};
 
-/// Products of a block of rows with a panel of weights, by oneDNN: out[r][c] = sum over k of x[r][k] * w[c][k].
+/// Kernels of the processor's tiles; null where it has none, or oneDNN may not use them.
+[[nodiscard]] const TileKernels* native_tiles();
+
+/// Products of a block of rows with a panel of weights: out[r][c] = sum over k of x[r][k] * w[c][k]. By tile kernels
+/// where the operands are BF16 and a row is a number of whole tiles, else by oneDNN.
 /// Each call computes on the calling thread alone, so that results do not depend on the number of threads.
 /// Immutable; may be shared by threads.
 class PanelProduct {
  public:
   /// `depth`: elements of a row, `width`: rows of the panel (columns of the result).
-  PanelProduct(Precision precision, std::int64_t depth, std::int64_t width);
+  PanelProduct(Precision precision, std::int64_t depth, std::int64_t width,
+               const TileKernels* tiles = native_tiles());
   ~PanelProduct();
   PanelProduct(const PanelProduct&) = delete;
   PanelProduct& operator=(const PanelProduct&) = delete;
@@ -55,21 +62,24 @@ class PanelProduct {
   [[nodiscard]] std::size_t packed_bytes() const;
   [[nodiscard]] std::size_t scratch_bytes() const;
 
-  /// Brings `plain` [width][depth] (F32, or BF16 bit patterns) into oneDNN's own layout.
+  /// The tile kernels that multiply; null: oneDNN does.
+  [[nodiscard]] const TileKernels* tiles() const;
+
+  /// Brings `plain` [width][depth] (F32, or BF16 bit patterns) into the layout of the product.
   void pack(const void* plain, void* packed, void* scratch) const;
-  /// Whether oneDNN's layout is one that pack_rows() writes: it then saves a pass over the panel.
+  /// Whether that layout is one that pack_rows() writes: it then saves a pass over the panel.
   [[nodiscard]] bool packs_rows() const;
   /// pack() for rows [first, first + count) of the panel alone, `plain` [count][depth]; a whole panel's rows make it whole.
   void pack_rows(const void* plain, std::int64_t first, std::int64_t count, void* packed) const;
-  /// Columns of the panel that lie beside each other in oneDNN's layout, as pack_rows() knows it: word k of them (one F32,
+  /// Columns of the panel that lie beside each other in its layout, as pack_rows() knows it: word k of them (one F32,
   /// two BF16) comes as many words after word k - 1. 0: the layout is another.
   [[nodiscard]] std::int64_t columns_together() const;
   /// The first word of `column` in a packed panel; those of the next columns_together() - column % columns_together()
   /// follow. Precondition: packs_rows().
   [[nodiscard]] std::uint32_t* columns_at(std::int64_t column, void* packed) const;
-  /// Makes zeros of the columns after the last, as oneDNN requires. Precondition: packs_rows().
+  /// Makes zeros of the columns after the last, which are multiplied, too. Precondition: packs_rows().
   void clear_padding(void* packed) const;
-  /// x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
+  /// By oneDNN. x: [height][depth] contiguous, of the precision; out: [height][width] F32. `height` is one of kBlockHeights.
   void multiply(std::int64_t height, const void* x, const void* packed, float* out, void* scratch) const;
 
  private:

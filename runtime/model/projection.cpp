@@ -19,7 +19,7 @@ namespace {
 static_assert(Projection::kSliceWidth % kRowsOfGroup == 0 && Projection::kPanelWidth % kRowsOfGroup == 0);
 
 /// Rows that are widened before they are packed: they stay in a second-level cache, and fill whole lines of a panel.
-constexpr std::int64_t kStripRows = 16;
+constexpr std::int64_t kWidenedRows = 16;
 
 /// Bytes of stored rows that multiply_few() multiplies with one x after the other: half a first-level cache, in which they
 /// stay.
@@ -36,6 +36,9 @@ constexpr std::int64_t kStripOfBytes = 24;
 /// Rows that a task rounds to bytes.
 constexpr std::int64_t kRowsRoundedAtOnce = 16;
 
+/// Elements of a panel's columns that tiles multiply with all rows of a block before the next: a quarter of a second-level cache.
+constexpr std::int64_t kDepthOfTiles = 1024;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 [[noreturn]] void refuse_row(const Tensor& tensor, std::int64_t row) {
@@ -48,7 +51,7 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 
 const PanelProduct& PanelProducts::get(Precision precision, std::int64_t depth, std::int64_t width) {
   auto& product = products_[precision == Precision::bf16 ? 1 : 0][{depth, width}];
-  if (!product) product = std::make_unique<PanelProduct>(precision, depth, width);
+  if (!product) product = std::make_unique<PanelProduct>(precision, depth, width, tiles_);
   return *product;
 }
 
@@ -173,8 +176,8 @@ void Projection::widen_panel(const Panel& panel, std::byte* packed, std::byte* m
   for_rows(panel.first, panel.first + product.width(),
            [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count) {
              if (row >= 4096 && HEADWATER_SABOTAGE("runtime.projection.strip_of_earlier_rows")) row -= 4096;
-             for (std::int64_t done = 0; done < count; done += kStripRows) {
-               const std::int64_t rows = std::min(kStripRows, count - done);
+             for (std::int64_t done = 0; done < count; done += kWidenedRows) {
+               const std::int64_t rows = std::min(kWidenedRows, count - done);
                widen(tensor, row + done, rows, plain);
                if (by_strips) {
                  product.pack_rows(plain, column + done - panel.first, rows, packed);
@@ -304,21 +307,78 @@ void Projection::multiply_in_bytes(void* x, std::span<const RowBlock> blocks, in
   });
 }
 
+const std::byte* Projection::weights_of(const Panel& panel, std::byte* memory) const {
+  if (!quantised_) return packed_ + panel.packed_at;
+  if (widens_groups_) {
+    widen_groups(panel, memory + panel_at_);
+  } else {
+    widen_panel(panel, memory + panel_at_, memory);
+  }
+  return memory + panel_at_;
+}
+
+void Projection::multiply_in_tiles(const TileKernels& tiles, void* x, std::span<const RowBlock> blocks,
+                                   int threads, std::span<ProjectionScratch> scratch,
+                                   const TileSink& sink) const {
+  static_assert(kPanelWidth % kStripColumns == 0);
+  auto* const rows = static_cast<std::uint16_t*>(x);
+  // Sixteen rows that are all there become tiles; fewer stay as they are, since the rows after them are another block's.
+  parallel_tasks(threads, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task, int thread) {
+    const RowBlock& block = blocks[static_cast<std::size_t>(task)];
+    auto* const free =
+        reinterpret_cast<std::uint16_t*>(scratch[static_cast<std::size_t>(thread)].memory.data());
+    const bool all = HEADWATER_SABOTAGE("runtime.tiles.rows_of_the_next_chunk");
+    for (std::int64_t row = 0; row + (all ? 1 : kTileRows) <= block.valid; row += kTileRows) {
+      tiles.arrange(rows + (block.first + row) * depth_, depth_, free + plain_at_ / sizeof(*free));
+    }
+  });
+  const auto tiles_at = [&](const RowBlock& block, std::int64_t row) -> RowTiles {
+    std::int64_t at = block.first + row;
+    if (HEADWATER_SABOTAGE("runtime.tiles.rows_wrap_at_4096")) at %= 4096;
+    const std::uint16_t* const first = rows + at * depth_;
+    if (row + kTileRows <= block.valid) return {first, kTileDepth, kTileRows * kTileDepth};
+    return {first, depth_, kTileDepth};
+  };
+  for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
+    std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
+    const auto* const weights = reinterpret_cast<const std::uint16_t*>(weights_of(panel, memory));
+    auto* const result = reinterpret_cast<float*>(memory);
+    const std::int64_t width = panel.product->width();
+    const auto multiply = [&](const RowBlock& block, std::int64_t row, std::int64_t begin, std::int64_t end) {
+      const std::int64_t count = std::min(kStripRows, block.valid - row);
+      const RowTiles of_rows[] = {tiles_at(block, row), tiles_at(block, row + kTileRows)};
+      float* const sums = result + row * kPanelWidth;
+      tiles.multiply(
+          {of_rows, count > kTileRows ? 2 : 1, depth_, begin, end, weights,
+           divide_up(width, 2 * kTileRows) * 2 * kTileRows, of_rows[0].first + kStripRows * depth_},
+          sums);
+      if (end < depth_) return;
+      if (HEADWATER_SABOTAGE("runtime.tiles.first_strip_of_columns"))
+        std::copy_n(sums, kStripRows * kStripColumns, sums + kStripRows * kStripColumns);
+      for (std::int64_t column = 0; column < width; column += kStripColumns) {
+        sink.take({block.first + row, count, panel.first + column, std::min(kStripColumns, width - column),
+                   sums + column * kStripRows, kStripColumns});
+      }
+    };
+    for (const RowBlock& block : some) {
+      for (std::int64_t begin = 0; begin < depth_; begin += kDepthOfTiles) {
+        std::int64_t end = std::min(begin + kDepthOfTiles, depth_);
+        if (HEADWATER_SABOTAGE("runtime.tiles.first_part_of_the_depth") && begin > 0) begin = end = depth_;
+        for (std::int64_t row = 0; row < block.valid; row += kStripRows) multiply(block, row, begin, end);
+      }
+    }
+  });
+}
+
 void Projection::multiply(void* x, std::span<const RowBlock> blocks, int threads,
                           std::span<ProjectionScratch> scratch, const TileSink& sink) const {
   if (in_bytes_) return multiply_in_bytes(x, blocks, threads, scratch, sink);
+  if (const TileKernels* const tiles = panels_.front().product->tiles(); tiles != nullptr)
+    return multiply_in_tiles(*tiles, x, blocks, threads, scratch, sink);
   const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);
   for_panels(blocks, threads, [&](const Panel& panel, std::span<const RowBlock> some, int thread) {
     std::byte* const memory = scratch[static_cast<std::size_t>(thread)].memory.data();
-    const std::byte* weights = packed_ + panel.packed_at;
-    if (quantised_) {
-      if (widens_groups_) {
-        widen_groups(panel, memory + panel_at_);
-      } else {
-        widen_panel(panel, memory + panel_at_, memory);
-      }
-      weights = memory + panel_at_;
-    }
+    const std::byte* const weights = weights_of(panel, memory);
     auto* const result = reinterpret_cast<float*>(memory);
     const std::int64_t width = panel.product->width();
     for (const RowBlock& block : some) {

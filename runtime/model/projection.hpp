@@ -65,9 +65,11 @@ inline constexpr std::int64_t kRowPadding = kBlockHeights.back() - 1;
 /// The panel products of a model, each shape made once.
 class PanelProducts {
  public:
+  explicit PanelProducts(const TileKernels* tiles = native_tiles()) : tiles_(tiles) {}
   [[nodiscard]] const PanelProduct& get(Precision precision, std::int64_t depth, std::int64_t width);
 
  private:
+  const TileKernels* tiles_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<PanelProduct>> products_[2];
 };
 
@@ -117,8 +119,8 @@ class Projection {
   /// Bytes that multiply_few() reads.
   [[nodiscard]] std::int64_t stored_bytes() const;
 
-  /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last; where the product is in bytes
-  /// they become rows in bytes. Tiles have at most kPanelWidth columns and begin at multiples of it.
+  /// x: rows of depth() elements of the precision, kRowPadding of them readable after the last; they become rows in bytes
+  /// or tiles where those are multiplied. Tiles have at most kPanelWidth columns and begin at multiples of kStripColumns.
   void multiply(void* x, std::span<const RowBlock> blocks, int threads, std::span<ProjectionScratch> scratch,
                 const TileSink& sink) const;
   /// x: `rows` <= kFewRows rows of depth() floats, one after the other; allocates nothing. Every row has the bits that it
@@ -175,6 +177,10 @@ class Projection {
   void for_panels(std::span<const RowBlock> blocks, int threads, const Action& action) const;
   void multiply_in_bytes(void* x, std::span<const RowBlock> blocks, int threads,
                          std::span<ProjectionScratch> scratch, const TileSink& sink) const;
+  void multiply_in_tiles(const TileKernels& tiles, void* x, std::span<const RowBlock> blocks, int threads,
+                         std::span<ProjectionScratch> scratch, const TileSink& sink) const;
+  /// The packed panel, widened into a thread's scratch where weights are quantised.
+  [[nodiscard]] const std::byte* weights_of(const Panel& panel, std::byte* memory) const;
   /// Row of x, of the precision, to bytes at the same place.
   void round_row(std::byte* row) const;
   /// Unpacked groups of one type beside each other in a panel.
@@ -195,7 +201,7 @@ class Projection {
   std::int64_t width_ = 0;
   bool quantised_ = false;                   // of any piece: then nothing is packed into `precision_`
   bool grouped_ = false;                     // of all pieces, and in packed_
-  bool widens_groups_ = false;               // straight into oneDNN's layout
+  bool widens_groups_ = false;               // straight into the product's layout
   bool in_bytes_ = false;                    // grouped_, and so are many rows multiplied
   std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;

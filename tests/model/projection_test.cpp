@@ -20,6 +20,7 @@
 #include <string_view>
 #include <thread>
 
+#include "headwater/detail/processor.hpp"
 #include "headwater/error.hpp"
 #include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
@@ -28,6 +29,7 @@
 #include "tests/gguf/byte_row.hpp"
 #include "tests/gguf/element_sizes.hpp"
 #include "tests/model/quantise.hpp"
+#include "tests/model/software_tiles.hpp"
 
 namespace headwater::runtime {
 namespace {
@@ -96,16 +98,17 @@ struct Packed {
   std::unique_ptr<Projection> projection;
   std::vector<ProjectionScratch> scratch;
 
-  Packed(Precision precision, std::vector<RowRange> rows, int threads)
-      : scratch(static_cast<std::size_t>(threads)) {
+  Packed(Precision precision, std::vector<RowRange> rows, int threads,
+         const TileKernels* tiles = native_tiles())
+      : products(tiles), scratch(static_cast<std::size_t>(threads)) {
     projection = std::make_unique<Projection>(products, precision, std::move(rows));
     for (auto& one : scratch) one.memory = AlignedBuffer(projection->scratch_bytes());
     projection->pack(threads, scratch);
   }
-  /// multiply() for n rows in blocks of a chunk of 1024.
-  void multiply(void* x, std::int64_t n, int threads, const TileSink& sink) {
+  /// multiply() for n rows in blocks of a chunk.
+  void multiply(void* x, std::int64_t n, int threads, const TileSink& sink, std::int64_t chunk = 1024) {
     std::vector<RowBlock> blocks;
-    cut_into_blocks(n, 1024, blocks);
+    cut_into_blocks(n, chunk, blocks);
     projection->multiply(x, blocks, threads, scratch, sink);
   }
 };
@@ -234,6 +237,39 @@ TEST(Projection, MultipliesManyRows) {
       packed.multiply(x.copy(precision).data(), kRows, 3, sink);
       expect_products(sink.values(), x.values, kRows, matrix.tensor, precision);
     }
+  }
+}
+
+// Tiles in software, so that what stands around the tile unit is tested everywhere. Depths on both sides of a part, widths of a
+// pair of tiles, a strip and a panel, rows of a tile and a strip, in chunks that are no multiple of a tile.
+TEST(Projection, MultipliesInTiles) {
+  if (!detail::missing_feature(detail::kAvx2).empty()) GTEST_SKIP() << "the tile unit in software needs AVX2";
+  struct Case {
+    TensorType type;
+    std::int64_t depth, width, rows, chunk;
+  };
+  const Case cases[] = {{TensorType::f16, 32, 1, 1, 1024},          {TensorType::f32, 64, 16, 15, 1024},
+                        {TensorType::q8_0, 64, 17, 16, 1024},       {TensorType::q8_0, 320, 32, 17, 1024},
+                        {TensorType::q8_0, 352, 33, 31, 1024},      {TensorType::bf16, 640, 48, 33, 1024},
+                        {TensorType::f16, 672, 128, 32, 1024},      {TensorType::q8_0, 96, 129, 49, 1024},
+                        {TensorType::q8_0, 128, 256, 85, 1024},     {TensorType::f16, 32, 257, 341, 1024},
+                        {TensorType::q8_0, 64, 300, 250, 100},      {TensorType::f16, 1024, 20, 33, 1024},
+                        {TensorType::f16, 1056, 20, 33, 1024},      {TensorType::f16, 14336, 20, 18, 1024},
+                        {TensorType::q8_0, 64, 20, 4096 + 50, 1024}};
+  for (const auto& [type, depth, width, rows, chunk] : cases) {
+    SCOPED_TRACE(fmt::format("{} {} x {}, {} rows", tensor_type_info(type).name, depth, width, rows));
+    const StoredMatrix matrix(type, depth, width, 3);
+    const Operand x(random_rows(rows, depth), Precision::bf16);
+    std::vector<std::vector<float>> results;
+    for (const TileKernels* const tiles : {&testing::software_tiles, native_tiles()}) {
+      if (tiles == nullptr) continue;
+      Packed packed(Precision::bf16, {{&matrix.tensor, 0, width}}, 3, tiles);
+      const Collect sink(rows, width);
+      packed.multiply(x.copy(Precision::bf16).data(), rows, 3, sink, chunk);
+      results.push_back(sink.values());
+    }
+    expect_products(results.front(), x.values, rows, matrix.tensor, Precision::bf16);
+    EXPECT_EQ(results.front(), results.back()) << "the processor's tiles have other bits";
   }
 }
 
