@@ -29,6 +29,11 @@ struct HardwareTiles {
   static void load(const void* from, std::int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
   }
+  /// load() of what is not soon read again: the first-level cache keeps what it has.
+  template <int Tile>
+  static void stream(const void* from, std::int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
+  }
   template <int Tile>
   static void store(void* to, std::int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");

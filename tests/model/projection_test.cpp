@@ -249,9 +249,9 @@ TEST(Projection, MultipliesInTiles) {
     std::int64_t depth, width, rows, chunk;
   };
   const Case cases[] = {{TensorType::f16, 32, 1, 1, 1024},          {TensorType::f32, 64, 16, 15, 1024},
-                        {TensorType::q8_0, 64, 17, 16, 1024},       {TensorType::q8_0, 320, 32, 17, 1024},
-                        {TensorType::q8_0, 352, 33, 31, 1024},      {TensorType::bf16, 640, 48, 33, 1024},
-                        {TensorType::f16, 672, 128, 32, 1024},      {TensorType::q8_0, 96, 129, 49, 1024},
+                        {TensorType::q8_0, 64, 17, 16, 1024},       {TensorType::q8_0, 576, 32, 17, 1024},
+                        {TensorType::q8_0, 608, 33, 31, 1024},      {TensorType::bf16, 1152, 48, 33, 1024},
+                        {TensorType::f16, 1184, 128, 32, 1024},     {TensorType::q8_0, 96, 129, 49, 1024},
                         {TensorType::q8_0, 128, 256, 85, 1024},     {TensorType::f16, 32, 257, 341, 1024},
                         {TensorType::q8_0, 64, 300, 250, 100},      {TensorType::f16, 1024, 20, 33, 1024},
                         {TensorType::f16, 1056, 20, 33, 1024},      {TensorType::f16, 14336, 20, 18, 1024},

@@ -3,17 +3,16 @@
 /// The kernels of tile_kernels.hpp for any `Tiles` with the semantics of AMX-BF16 (amx/unit.hpp). Included by files that
 /// hold nothing but kernels.
 ///
-/// Two by two tiles are multiplied by four loads and four products, so that the tile unit is busy while two of the four
-/// operands come from the second-level cache: the rows of a part of the depth stay in the first-level cache while the
-/// columns of a strip pass, and the strip's sums are stored and loaded again between parts.
+/// Two by two tiles are multiplied by four loads and four products. The rows of a part of the depth stay in the first-level
+/// cache while the columns of a strip pass through from the second; the strip's sums are stored and loaded again between parts.
 
 #include "runtime/model/kernels/tile_kernels.hpp"
 
 namespace headwater::runtime {
 namespace {
 
-/// Elements of a part of the depth: 32 rows of them take 20 KiB, beside 16 KiB of sums.
-inline constexpr std::int64_t kMostPart = 320;
+/// Elements of a part of the depth: 32 rows of them take three quarters of a first-level cache of 48 KiB.
+inline constexpr std::int64_t kMostPart = 576;
 inline constexpr std::int64_t kTile = kTileRows * kTileDepth;  // elements
 inline constexpr std::int64_t kPairColumns = 2 * kTileRows;    // of the result, made at once
 
@@ -54,13 +53,13 @@ inline void multiply_pair(const RowTiles* rows, const std::uint16_t* packed, std
     __builtin_prefetch(next + columns_apart + kCacheLine, 0, 2);
     next += 2 * kCacheLine;
     Tiles::template load<4>(upper, upper_stride);
-    Tiles::template load<6>(packed, kPackedRow);
+    Tiles::template stream<6>(packed, kPackedRow);
     Tiles::template multiply<0, 4, 6>();
     if constexpr (RowTilesOf == 2) {
       Tiles::template load<5>(lower, lower_stride);
       Tiles::template multiply<2, 5, 6>();
     }
-    Tiles::template load<7>(packed + columns_apart, kPackedRow);
+    Tiles::template stream<7>(packed + columns_apart, kPackedRow);
     Tiles::template multiply<1, 4, 7>();
     if constexpr (RowTilesOf == 2) {
       Tiles::template multiply<3, 5, 7>();

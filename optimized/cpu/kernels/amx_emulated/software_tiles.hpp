@@ -36,6 +36,10 @@ class SoftwareTiles {
     }
   }
   template <int Tile>
+  static void stream(const void* from, std::int64_t stride) {
+    load<Tile>(from, stride);
+  }
+  template <int Tile>
   static void store(void* to, std::int64_t stride) {
     for (int row = 0; row < kRows; ++row) {
       std::memcpy(static_cast<unsigned char*>(to) + row * stride, tile(Tile) + row * kRowBytes, kRowBytes);
