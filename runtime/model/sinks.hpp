@@ -41,13 +41,8 @@ class AddSink final : public TileSink {
       : out_(out), width_(width), bias_(bias.empty() ? nullptr : bias.data()), scale_(scale) {}
   void take(const Tile& tile) const override {
     for (std::int64_t r = 0; r < tile.rows; ++r) {
-      const float* const from = tile.values + r * tile.stride;
-      float* const to = out_ + (tile.row + r) * width_ + tile.column;
-      if (bias_ == nullptr) {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += scale_ * from[c];
-      } else {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += scale_ * (from[c] + bias_[tile.column + c]);
-      }
+      kernels().add_scaled(tile.values + r * tile.stride, bias_ == nullptr ? nullptr : bias_ + tile.column,
+                           tile.columns, scale_, out_ + (tile.row + r) * width_ + tile.column);
     }
   }
 
@@ -72,14 +67,8 @@ class VisitSink final : public TileSink {
   void take(const Tile& tile) const override {
     for (std::int64_t r = 0; r < tile.rows; ++r) {
       const Routing::Visit& visit = visits_[static_cast<std::size_t>(tile.row + r)];
-      const float weight = scale_ * visit.weight;
-      const float* const from = tile.values + r * tile.stride;
-      float* const to = out_ + visit.row * width_ + tile.column;
-      if (bias_ == nullptr) {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += weight * from[c];
-      } else {
-        for (std::int64_t c = 0; c < tile.columns; ++c) to[c] += weight * (from[c] + bias_[tile.column + c]);
-      }
+      kernels().add_scaled(tile.values + r * tile.stride, bias_ == nullptr ? nullptr : bias_ + tile.column,
+                           tile.columns, scale_ * visit.weight, out_ + visit.row * width_ + tile.column);
     }
   }
 

@@ -130,6 +130,25 @@ TEST(Kernels, GatesAreTheirFormulasOverAllMagnitudes) {
 }
 
 // Rows on each side of what registers hold, up to the widest heads; what is not rotated stays as it is.
+TEST(Kernels, AddScaledIsItsFormula) {
+  for (const std::size_t n : {1U, 15U, 16U, 17U, 128U, 1030U}) {
+    const auto x = normal(n, 1);
+    const auto bias = normal(n, 2);
+    const auto before = normal(n, 3);
+    for (const Kernels* table : tables()) {
+      for (const bool biased : {false, true}) {
+        std::vector<float> sum = before;
+        table->add_scaled(x.data(), biased ? bias.data() : nullptr, static_cast<std::int64_t>(n), 0.3F,
+                          sum.data());
+        for (std::size_t i = 0; i < n; ++i) {
+          const float own = biased ? x[i] + bias[i] : x[i];
+          ASSERT_EQ(sum[i], before[i] + 0.3F * own) << table->isa << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Kernels, RotationsTurnTheirPairs) {
   for (const std::size_t pairs : {1U, 7U, 8U, 16U, 32U, 37U, 64U, 128U, 500U, 32768U}) {
     const auto x = normal(2 * pairs + 3, 3);

@@ -10,8 +10,8 @@ namespace {
 
 using detail::Feature;
 
-constexpr std::array kAvx512 = {Feature::avx2, Feature::fma, Feature::f16c, Feature::avx512f,
-                                Feature::avx512dq};
+constexpr std::array kAvx512 = {Feature::avx2,     Feature::fma,      Feature::f16c,    Feature::avx512f,
+                                Feature::avx512bw, Feature::avx512dq, Feature::avx512vl};
 
 bool runs(std::span<const Feature> needs) { return detail::missing_feature(needs).empty(); }
 

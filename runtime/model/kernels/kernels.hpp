@@ -34,6 +34,8 @@ struct Kernels {
   /// Likewise out[i] = g / (1 + exp(-1.702 g)) * (u + 1), g = min(gate[i], 7), u = up[i] within -7 .. 7.
   void (*clamped_glu)(const float* x, std::int64_t n, float* out);
   void (*clamped_glu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  /// sum[i] += scale * (x[i] + bias[i]); `bias` may be null.
+  void (*add_scaled)(const float* x, const float* bias, std::int64_t n, float scale, float* sum);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
   void (*to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   /// Turns the pairs (x[i], x[i + pairs]) by the angles whose cosine and sine are in the two arrays.
@@ -46,7 +48,7 @@ struct Kernels {
 
 extern const Kernels kKernelsBaseline;  ///< x86-64-v2
 extern const Kernels kKernelsAvx2;      ///< AVX2, FMA, F16C
-extern const Kernels kKernelsAvx512;    ///< AVX-512F and DQ on top
+extern const Kernels kKernelsAvx512;    ///< AVX-512 F, BW, DQ and VL on top
 
 /// The best table that this processor runs.
 [[nodiscard]] const Kernels& kernels();

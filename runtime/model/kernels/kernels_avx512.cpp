@@ -20,6 +20,7 @@ const Kernels kKernelsAvx512 = {
     .geglu_bf16 = geglu_bf16,
     .clamped_glu = clamped_glu,
     .clamped_glu_bf16 = clamped_glu_bf16,
+    .add_scaled = add_scaled,
     .to_bf16 = to_bf16,
     .rotate_halves = rotate_halves,
     .rotate_adjacent = rotate_adjacent,
