@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/numbers.hpp"
-#include "cpu/dispatch.hpp"
 #include "cpu/prefetch.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -28,14 +27,13 @@ std::int64_t most_window_rows(const Shape& shape, const EffectiveOptions& option
 
 }  // namespace
 
-CpuSession::Work::Work(SessionData& data, const Bf16Table* table)
+CpuSession::Work::Work(SessionData& data, const Variant& variant)
     : floats(data, most_window_rows(data.shape, data.options)), dense(data) {
   const EffectiveOptions& options = data.options;
-  if (table && data.shape.kv_type == DType::bf16) bf16.emplace(data, *table, floats);
+  if (variant.bf16 && data.shape.kv_type == DType::bf16) bf16.emplace(data, *variant.bf16, floats);
   if (options.sparse && options.select == Select::h2o) sparse.emplace(data);
   if (options.sparse && options.select == Select::blocks) blocks.emplace(data);
-  if (options.sparse && options.select == Select::sketches)
-    sketches.emplace(data, sketch_kernels(data.kernels));
+  if (options.sparse && options.select == Select::sketches) sketches.emplace(data, variant.sketches());
   if (!core::Memory::current().counts()) data.workers.start();
 }
 
@@ -49,17 +47,17 @@ std::int64_t CpuSession::Work::set_bytes() const {
          (sketches ? sketches->set_bytes() : 0);
 }
 
-CpuSession::CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape,
-                       const Options& wished, const EffectiveOptions& effective)
+CpuSession::CpuSession(const Variant& variant, const Shape& shape, const Options& wished,
+                       const EffectiveOptions& effective)
     : SessionBase(shape, effective, true),
-      data_(kernels, shape, wished, options()),
-      bf16_(bf16),
-      work_(std::make_unique<Work>(data_, bf16)) {
+      data_(*variant.kernels, shape, wished, options()),
+      variant_(variant),
+      work_(std::make_unique<Work>(data_, variant)) {
   if (effective.kv_owner == KvOwner::caller) stored_rows_ = core::StoredRowsCheck(shape);
 }
 
 CpuSession::CpuSession(CpuSession& parent)
-    : SessionBase(parent), data_(parent.data_, options(), parent.tokens()), bf16_(parent.bf16_) {}
+    : SessionBase(parent), data_(parent.data_, options(), parent.tokens()), variant_(parent.variant_) {}
 
 std::unique_ptr<Session> CpuSession::fork_session() {
   // Shared scores are not written any more, not even by those who look at them.
@@ -146,7 +144,7 @@ void CpuSession::reserve(std::int64_t begin, std::int64_t end) {
   data_.own_scores(begin);
   if (!work_) {
     if (options().kv_owner == KvOwner::caller) stored_rows_ = core::StoredRowsCheck(shape());
-    work_ = std::make_unique<Work>(data_, bf16_);
+    work_ = std::make_unique<Work>(data_, variant_);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "core/stored_rows.hpp"
 #include "cpu/arithmetic/bf16.hpp"
 #include "cpu/arithmetic/float.hpp"
+#include "cpu/dispatch.hpp"
 #include "cpu/layer.hpp"
 #include "cpu/pass/blocks.hpp"
 #include "cpu/pass/dense.hpp"
@@ -22,8 +23,8 @@ namespace headwater::cpu {
 class CpuSession final : public core::SessionBase {
  public:
   /// `effective` is resolve(shape, options); takes all memory (std::bad_alloc) and starts the library's own threads, where
-  /// these are used. Calls whose Q, K and V are all BF16 use `bf16`, unless it is null, others `kernels`. Both tables outlive the session.
-  CpuSession(const KernelTable& kernels, const Bf16Table* bf16, const Shape& shape, const Options& options,
+  /// these are used. The variant outlives the session.
+  CpuSession(const Variant& variant, const Shape& shape, const Options& options,
              const EffectiveOptions& effective);
 
   [[nodiscard]] MemoryBytes memory_bytes() const override;
@@ -44,7 +45,7 @@ class CpuSession final : public core::SessionBase {
  private:
   /// Arithmetics and passes with their working memory.
   struct Work {
-    Work(SessionData& data, const Bf16Table* bf16);
+    Work(SessionData& data, const Variant& variant);
     [[nodiscard]] std::int64_t bytes() const;
     [[nodiscard]] std::int64_t set_bytes() const;
 
@@ -93,7 +94,7 @@ class CpuSession final : public core::SessionBase {
   SessionData data_;
   mutable core::StoredRowsCheck stored_rows_;  // ROWS-1; empty where the session keeps its rows
   Interrupt interrupt_;
-  const Bf16Table* bf16_;
+  const Variant& variant_;
   std::unique_ptr<Work> work_;  // a fork takes it with its first step
 };
 

@@ -18,18 +18,31 @@ constexpr std::array kAvx512Bf16 = {Feature::avx512f, Feature::avx512dq, Feature
                                     Feature::avx512bf16};
 constexpr std::array kAmx = {Feature::avx512f,    Feature::avx512dq, Feature::avx512bw, Feature::avx512vl,
                              Feature::avx512bf16, Feature::amx_tile, Feature::amx_bf16};
+constexpr std::array kAmxInt8 = {Feature::amx_int8};
+
+constexpr SketchChoice kAvx2Sketches[] = {{&avx2_sketches, {}}};
+constexpr SketchChoice kAvx512Sketches[] = {{&avx512vnni_sketches, kAvx512Vnni}};
+constexpr SketchChoice kAmxSketches[] = {{&amx_sketches, kAmxInt8}, {&avx512vnni_sketches, kAvx512Vnni}};
+#ifdef HEADWATER_TESTING
+constexpr SketchChoice kEmulatedSketches[] = {{&amx_emulated_sketches, {}}};
+#endif
 
 constexpr Variant kVariants[] = {
-    {"cpu-portable", "plain C++ for every x86-64-v2 processor", &portable_kernels, nullptr,
-     detail::kBaseline},
-    {"cpu-avx2", "float kernels in AVX2 with FMA", &avx2_kernels, nullptr, detail::kAvx2},
-    {"cpu-avx512", "float kernels in AVX-512", &avx512_kernels, nullptr, kAvx512},
+    {"cpu-portable",
+     "plain C++ for every x86-64-v2 processor",
+     &portable_kernels,
+     nullptr,
+     detail::kBaseline,
+     {}},
+    {"cpu-avx2", "float kernels in AVX2 with FMA", &avx2_kernels, nullptr, detail::kAvx2, kAvx2Sketches},
+    {"cpu-avx512", "float kernels in AVX-512", &avx512_kernels, nullptr, kAvx512, kAvx512Sketches},
     {"cpu-avx512bf16", "BF16 rows by AVX512_BF16, others as cpu-avx512", &avx512_kernels, &avx512bf16_kernels,
-     kAvx512Bf16},
-    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", &avx512_kernels, &amx_kernels, kAmx},
+     kAvx512Bf16, kAvx512Sketches},
+    {"cpu-amx", "BF16 rows by AMX-BF16, others as cpu-avx512", &avx512_kernels, &amx_kernels, kAmx,
+     kAmxSketches},
 #ifdef HEADWATER_TESTING
     {"cpu-amx-emulated", "cpu-amx on a tile unit in software (test builds)", &avx512_kernels,
-     &amx_emulated_kernels, kAvx512Bf16},
+     &amx_emulated_kernels, kAvx512Bf16, kEmulatedSketches},
 #endif
 };
 
@@ -59,9 +72,11 @@ const Variant* variant_named(std::string_view name) {
 
 std::span<const Variant> variants() { return kVariants; }
 
-const SketchTable* sketch_kernels(const KernelTable& kernels) {
-  static const bool has_vnni = detail::missing_feature(kAvx512Vnni).empty();
-  return kernels.integer_sketches == &avx512vnni_sketches && !has_vnni ? nullptr : kernels.integer_sketches;
+const SketchTable* Variant::sketches() const {
+  const auto choice =
+      std::find_if(sketch_choices.begin(), sketch_choices.end(),
+                   [](const SketchChoice& some) { return detail::missing_feature(some.needs).empty(); });
+  return choice == sketch_choices.end() ? nullptr : choice->table;
 }
 
 Processor this_processor() {

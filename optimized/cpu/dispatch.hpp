@@ -12,6 +12,12 @@
 
 namespace headwater::cpu {
 
+/// Kernels that multiply sketches, and what a processor must have for them beside what the engine needs.
+struct SketchChoice {
+  const SketchTable* table;
+  std::span<const detail::Feature> needs;
+};
+
 /// The kernels of an engine and what a processor must have to run them.
 struct Variant {
   const char* engine;       ///< name of the engine that uses it on every call
@@ -19,12 +25,12 @@ struct Variant {
   const KernelTable* kernels;
   const Bf16Table* bf16;  ///< for calls whose Q, K and V are all BF16; null: `kernels` computes them, too
   std::span<const detail::Feature> needs;
+  std::span<const SketchChoice> sketch_choices;  ///< the best first
+  /// Votes by sketches in integers: the first choice that this processor has all for; null: in floats.
+  [[nodiscard]] const SketchTable* sketches() const;
   /// What this processor (or its operating system) lacks, empty if nothing.
   [[nodiscard]] std::string missing() const { return detail::missing_feature(needs); }
 };
-
-/// KernelTable::integer_sketches where this processor has what they need beside the rest of the table, else null.
-const SketchTable* sketch_kernels(const KernelTable& kernels);
 
 /// All variants, the plainest first.
 std::span<const Variant> variants();

@@ -76,8 +76,7 @@ class CpuEngine final : public Engine {
           core::resolve(shape, options, options.threads == 0 ? default_threads() : 1);
       core::require_no_device(options, name_);
       const core::MemoryScope scope(memory);
-      return use(
-          std::make_unique<cpu::CpuSession>(*variant_.kernels, variant_.bf16, shape, options, effective));
+      return use(std::make_unique<cpu::CpuSession>(variant_, shape, options, effective));
     } catch (const std::bad_alloc&) {
       throw Error(ErrorCode::out_of_memory, "no memory for a session of capacity " +
                                                 std::to_string(shape.capacity) +

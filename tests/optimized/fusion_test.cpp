@@ -127,7 +127,8 @@ void expect_fused(const KernelTable& kernels, const Bf16Table* bf16, int threads
       .n_head = 4, .n_head_kv = 2, .d_head = kWidth, .d_value = kWidth, .capacity = kTokens, .kv_type = type};
   Options options;
   options.chunk = 200, options.batch = 800, options.local = 40, options.heavy = 50, options.threads = threads;
-  CpuSession session(kernels, bf16, shape, options, core::resolve(shape, options, 1));
+  const Variant variant{"logging", "", &kernels, bf16, {}, {}};
+  CpuSession session(variant, shape, options, core::resolve(shape, options, 1));
   std::vector<float> wide(static_cast<std::size_t>(kTokens * shape.n_head * kWidth));
   for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = static_cast<float>(i * 2654435761U % 256U) / 256.0F;
   std::vector<unsigned char> rows(wide.size() * sizeof(float));

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,6 +54,28 @@ double product(const Sketches& a, std::int64_t i, const Sketches& b, std::int64_
            static_cast<double>(b.integers[static_cast<std::size_t>(j * b.width + x)]);
   }
   return sum;
+}
+
+/// The votes of whole tiles of keys.
+std::vector<float> raised(const SketchTable& table, const Sketches& rows, const Sketches& keys,
+                          const std::vector<float>& units) {
+  const std::int64_t width = rows.width;
+  const std::int64_t tile_bytes = table.tile_bytes(width);
+  const std::int64_t tiles = std::ssize(units) / kKeyTile;
+  std::vector<unsigned char> packed(static_cast<std::size_t>(tiles * tile_bytes), 77);
+  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    const std::int64_t at = tile * kKeyTile * width;
+    table.pack(keys.integers.data() + at, kKeyTile, width, packed.data() + tile * tile_bytes);
+  }
+  const std::int64_t n = std::ssize(rows.factor);
+  // What stands after the rows has no vote.
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(SketchedRows::readable_bytes(n, width)), 127);
+  for (std::size_t i = 0; i < rows.integers.size(); ++i)
+    bytes[i] = static_cast<std::uint8_t>(static_cast<int>(rows.integers[i]) + table.row_bias);
+  std::vector<float> votes(units.size(), -kInf);
+  table.raise_votes({n, width, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
+                    units.data(), tiles, votes.data());
+  return votes;
 }
 
 TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
@@ -156,27 +181,24 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInFloats) {
 }
 
 TEST_P(SketchKernels, SKE_6_VotesOfProductsInIntegers) {
-  const SketchTable* table = sketch_kernels(*variant->kernels);
+  const SketchTable* table = variant->sketches();
   if (!table) GTEST_SKIP() << variant->engine << " multiplies sketches in floats";
-  for (const std::int64_t n : {0, 1, 3, 4, 5, 11}) {
-    for (const auto& [tiles, width] :
-         {std::pair<std::int64_t, std::int64_t>{1, 32}, {2, 32}, {3, 32}, {3, 64}, {2, 96}, {3, 256}}) {
+  for (const std::int64_t n : {0, 1, 3, 4, 5, 11, 15, 16, 17, 33, 96}) {
+    for (const auto& [tiles, width] : {std::pair<std::int64_t, std::int64_t>{1, 32},
+                                       {2, 32},
+                                       {3, 32},
+                                       {3, 64},
+                                       {2, 96},
+                                       {2, 128},
+                                       {1, 160},
+                                       {2, 192},
+                                       {1, 224},
+                                       {3, 256}}) {
       const Sketches rows(n, width, 1, 1e-4f);
       const Sketches keys(tiles * kKeyTile, width, 2, 1.0f);
       std::vector<float> units = keys.factor;
       units[3] = kNan;
-      const std::int64_t tile_bytes = table->tile_bytes(width);
-      std::vector<unsigned char> packed(static_cast<std::size_t>(tiles * tile_bytes));
-      for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        const std::int64_t at = tile * kKeyTile * width;
-        table->pack(keys.integers.data() + at, kKeyTile, width, packed.data() + tile * tile_bytes);
-      }
-      std::vector<std::uint8_t> bytes(rows.integers.size());
-      for (std::size_t i = 0; i < bytes.size(); ++i)
-        bytes[i] = static_cast<std::uint8_t>(static_cast<int>(rows.integers[i]) + table->row_bias);
-      std::vector<float> votes(units.size(), -kInf);
-      table->raise_votes({n, width, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
-                         units.data(), tiles, votes.data());
+      const std::vector<float> votes = raised(*table, rows, keys, units);
       for (std::int64_t j = 0; j < tiles * kKeyTile; ++j) {
         double best = -std::numeric_limits<double>::infinity();
         for (std::int64_t i = 0; i < n && j != 3; ++i) {
@@ -192,6 +214,30 @@ TEST_P(SketchKernels, SKE_6_VotesOfProductsInIntegers) {
               << n << " rows, key " << j;
         }
       }
+    }
+  }
+}
+
+/// Sums of integers are exact, and the floats come in the same order.
+TEST_P(SketchKernels, SKE_6_TablesOf512BitsHaveTheSameBits) {
+  const SketchTable* table = variant->sketches();
+  const Variant& avx512 = *std::find_if(variants().begin(), variants().end(), [](const Variant& some) {
+    return std::string_view(some.engine) == "cpu-avx512";
+  });
+  if (variant->kernels != avx512.kernels) GTEST_SKIP() << variant->engine << " has no vectors of 512 bits";
+  if (!table || !avx512.sketches()) GTEST_SKIP() << "the processor lacks AVX-512 VNNI";
+  if (table == avx512.sketches()) GTEST_SKIP() << variant->engine << " votes by AVX-512 VNNI";
+  for (const std::int64_t width : {32, 64, 96, 128, 160, 256}) {
+    for (const std::int64_t n : {1, 16, 17, 47, 96}) {
+      const Sketches rows(n, width, 3, 1e-4f);
+      const Sketches keys(130 * kKeyTile, width, 4, 1.0f);
+      std::vector<float> units = keys.factor;
+      units[40] = kNan;
+      const std::vector<float> own = raised(*table, rows, keys, units);
+      EXPECT_EQ(std::memcmp(own.data(), raised(*avx512.sketches(), rows, keys, units).data(),
+                            own.size() * sizeof(float)),
+                0)
+          << width << " integers, " << n << " rows";
     }
   }
 }

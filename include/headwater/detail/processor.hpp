@@ -29,6 +29,7 @@ enum class Feature : std::uint8_t {
   avx512bf16,
   amx_tile,
   amx_bf16,
+  amx_int8,
 };
 
 /// Registers that CPUID fills.
@@ -72,6 +73,7 @@ inline std::string_view missing_feature(Feature feature) {
       if ((CpuId(7).edx & 1u << 24) == 0) return "the processor lacks AMX-TILE";
       return tiles_granted() ? "" : "the operating system grants no AMX tiles";
     case Feature::amx_bf16: return (CpuId(7).edx & 1u << 22) != 0 ? "" : "the processor lacks AMX-BF16";
+    case Feature::amx_int8: return (CpuId(7).edx & 1u << 25) != 0 ? "" : "the processor lacks AMX-INT8";
   }
   return "unknown feature";
 }

@@ -8,11 +8,17 @@ namespace headwater::cpu {
 
 /// Rows of a query block whose sketches vote (SKE-6).
 struct SketchedRows {
+  /// Bytes of n rows and of what kernels that take rows in tiles read after them.
+  static constexpr std::int64_t readable_bytes(std::int64_t n, std::int64_t width) {
+    return (n + 16) * width;
+  }
+
   std::int64_t n = 0;
-  std::int64_t width = 0;               ///< integers of a sketch
-  const std::uint8_t* bytes = nullptr;  ///< [n][width] integers plus SketchTable::row_bias
-  const float* factor = nullptr;        ///< scale times the row's unit
-  const float* offset = nullptr;        ///< the row's own weight (SKE-5)
+  std::int64_t width = 0;  ///< integers of a sketch
+  /// [n][width] integers plus SketchTable::row_bias, readable_bytes().
+  const std::uint8_t* bytes = nullptr;
+  const float* factor = nullptr;  ///< scale times the row's unit
+  const float* offset = nullptr;  ///< the row's own weight (SKE-5)
 };
 
 /// Kernels that multiply sketches in integers.
@@ -31,5 +37,9 @@ struct SketchTable {
 
 extern const SketchTable avx2_sketches;
 extern const SketchTable avx512vnni_sketches;
+extern const SketchTable amx_sketches;
+#ifdef HEADWATER_TESTING
+extern const SketchTable amx_emulated_sketches;
+#endif
 
 }  // namespace headwater::cpu

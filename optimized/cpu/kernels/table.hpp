@@ -157,9 +157,6 @@ struct KernelTable {
   void (*raise_lane_votes)(const float* block, std::int64_t n_rows, const float* factor, const float* unit,
                            const float* offset, float* votes);
 
-  /// Votes without cap and slope in integers, where the processor has what they need (sketch_kernels()); null: in floats.
-  const SketchTable* integer_sketches = nullptr;
-
   /// For votes (SEL-6, SEL-7, SKE-7).
   core::SelectionLoops selection;
 

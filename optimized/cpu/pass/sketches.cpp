@@ -33,7 +33,7 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
       max(core::checked_product(row_blocks, kBlockRows)),
       sum(max.size()),
       integers(core::checked_product(std::max(rows, kBlockRows), sketch_width(data.widest.d_head))),
-      query_bytes(core::checked_product(rows, sketch_width(data.widest.d_head))),
+      query_bytes(SketchedRows::readable_bytes(rows, sketch_width(data.widest.d_head))),
       factor(rows),
       offset(rows),
       positions(rows),

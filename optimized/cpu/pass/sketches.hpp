@@ -16,7 +16,7 @@ namespace headwater::cpu {
 /// key/value head is a unit of work, and so both schedules and every number of threads give the same bits (SCHED-2, NUM-3).
 class SketchesPass {
  public:
-  /// Of a session with rule sketches whose options are sparse. `integer_kernels`: sketch_kernels().
+  /// Of a session with rule sketches whose options are sparse. `integer_kernels`: Variant::sketches().
   SketchesPass(SessionData& data, const SketchTable* integer_kernels);
 
   /// Of working memory; set_bytes() of the sets and votes of a chunk.
@@ -53,7 +53,7 @@ class SketchesPass {
     core::Buffer<float> sum;
     // Of the rows that vote.
     core::Buffer<float> integers;            ///< [rows, at least kBlockRows][width], or of some keys
-    core::Buffer<std::uint8_t> query_bytes;  ///< [rows][width]
+    core::Buffer<std::uint8_t> query_bytes;  ///< SketchedRows::bytes
     core::Buffer<float> factor;              ///< scale times unit
     core::Buffer<float> offset;              ///< own weight
     core::Buffer<std::int32_t> positions;    ///< of the rows

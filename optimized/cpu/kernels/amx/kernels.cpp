@@ -1,45 +1,13 @@
-// BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between). Kernels and their
-// table only: all code here is built for such a processor. The instructions are written out, because the compilers'
-// intrinsics take tile numbers as literals alone.
+// BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between), and votes by sketches on
+// AMX-INT8. Kernels and their tables only: all code here is built for such a processor.
 
-#include "cpu/kernels/amx/config.hpp"
+#include "cpu/kernels/amx/hardware_tiles.hpp"
+#include "cpu/kernels/amx/sketches.hpp"
 #include "cpu/kernels/amx/unit.hpp"
 
 namespace headwater::cpu {
-namespace {
-
-struct HardwareTiles {
-  struct Session {
-    Session() {
-      static constexpr TileConfig config;
-      asm volatile("ldtilecfg %0" : : "m"(config));
-    }
-    // Tiles in their initial state cost a context switch nothing.
-    ~Session() { asm volatile("tilerelease" : : : "memory"); }
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
-  };
-
-  template <int Tile>
-  static void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(Tile));
-  }
-  template <int Tile>
-  static void load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(Tile) : "memory");
-  }
-  template <int Tile>
-  static void store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(Tile) : "memory");
-  }
-  template <int C, int A, int B>
-  static void multiply() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-};
-
-}  // namespace
 
 constinit const Bf16Table amx_kernels = bf16_kernels<TileUnit<HardwareTiles>>("AMX-BF16", 32, 16, kKeyTile);
+constinit const SketchTable amx_sketches = tile_sketches<HardwareTiles>();
 
 }  // namespace headwater::cpu

@@ -2,6 +2,7 @@
 // AVX-512 F, BW, DQ, VL, BF16. Kernels and their table only.
 #ifdef HEADWATER_TESTING
 
+#include "cpu/kernels/amx/sketches.hpp"
 #include "cpu/kernels/amx/unit.hpp"
 #include "cpu/kernels/amx_emulated/software_tiles.hpp"
 
@@ -9,6 +10,7 @@ namespace headwater::cpu {
 
 constinit const Bf16Table amx_emulated_kernels =
     bf16_kernels<TileUnit<SoftwareTiles>>("AMX-BF16 emulated", 32, 16, kKeyTile);
+constinit const SketchTable amx_emulated_sketches = tile_sketches<SoftwareTiles>();
 
 }  // namespace headwater::cpu
 

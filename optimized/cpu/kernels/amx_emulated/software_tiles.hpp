@@ -1,12 +1,15 @@
 #pragma once
 
-/// A tile unit in software, bit for bit what Intel's SDM says of TILELOADD, TILESTORED, TILEZERO and TDPBF16PS with
-/// tiles of 16 rows x 64 bytes: round to nearest even, denormal inputs count as zero, denormal results become zero,
-/// even and odd products of a row are summed apart and joined in the end. One unit per thread, as in hardware; use
-/// before a Session, or in a second one, stops the program.
+/// A tile unit in software, bit for bit what Intel's SDM says of TILELOADD, TILESTORED, TILEZERO, TDPBF16PS and TDPBSSD:
+/// what a tile has beyond its rows and bytes becomes zero and is not stored. TDPBF16PS: round to nearest even, denormal
+/// inputs count as zero, denormal results become zero, even and odd products of a row are summed apart and joined in the
+/// end. TDPBSSD: sums wrap around. One unit per thread, as in hardware; use before a Session, or in a second one, and
+/// products of tiles that do not fit stop the program.
 
 #include <cstdint>
 #include <cstring>
+
+#include "cpu/kernels/amx/config.hpp"
 
 namespace headwater::cpu {
 namespace {
@@ -14,9 +17,10 @@ namespace {
 class SoftwareTiles {
  public:
   struct Session {
-    Session() {
+    explicit Session(const TileConfig& config = kFullTiles) {
       if (unit().configured) __builtin_trap();
       unit().configured = true;
+      unit().config = config;
       std::memset(unit().tiles, 0, sizeof(unit().tiles));
     }
     ~Session() { unit().configured = false; }
@@ -30,9 +34,10 @@ class SoftwareTiles {
   }
   template <int Tile>
   static void load(const void* from, std::int64_t stride) {
-    for (int row = 0; row < kRows; ++row) {
+    zero<Tile>();
+    for (int row = 0; row < rows(Tile); ++row) {
       std::memcpy(tile(Tile) + row * kRowBytes, static_cast<const unsigned char*>(from) + row * stride,
-                  kRowBytes);
+                  row_bytes(Tile));
     }
   }
   template <int Tile>
@@ -41,14 +46,18 @@ class SoftwareTiles {
   }
   template <int Tile>
   static void store(void* to, std::int64_t stride) {
-    for (int row = 0; row < kRows; ++row) {
-      std::memcpy(static_cast<unsigned char*>(to) + row * stride, tile(Tile) + row * kRowBytes, kRowBytes);
+    for (int row = 0; row < rows(Tile); ++row) {
+      std::memcpy(static_cast<unsigned char*>(to) + row * stride, tile(Tile) + row * kRowBytes,
+                  row_bytes(Tile));
     }
   }
   template <int C, int A, int B>
   static void multiply() {
-    static_assert(C != A && C != B && A != B, "TDPBF16PS: all three tiles differ");
-    for (int m = 0; m < kRows; ++m) multiply_row(m, tile(C), tile(A), tile(B));
+    multiply_rows<C, A, B>(multiply_row);
+  }
+  template <int C, int A, int B>
+  static void multiply_bytes() {
+    multiply_rows<C, A, B>(multiply_row_of_bytes);
   }
 
  private:
@@ -59,6 +68,7 @@ class SoftwareTiles {
 
   struct Unit {
     alignas(64) unsigned char tiles[8][kTileBytes];
+    TileConfig config;
     bool configured = false;
   };
   static Unit& unit() {
@@ -68,6 +78,19 @@ class SoftwareTiles {
   static unsigned char* tile(int index) {
     if (!unit().configured) __builtin_trap();
     return unit().tiles[index];
+  }
+  static int rows(int index) { return unit().config.rows[index]; }
+  static std::size_t row_bytes(int index) { return unit().config.row_bytes[index]; }
+
+  /// Bytes and rows beyond those of a tile are zeros, and so are their products.
+  template <int C, int A, int B>
+  static void multiply_rows(void (*multiply_one)(int m, unsigned char* c, const unsigned char* a,
+                                                 const unsigned char* b)) {
+    static_assert(C != A && C != B && A != B, "TDPBF16PS: all three tiles differ");
+    const bool fit = rows(C) == rows(A) && row_bytes(C) == row_bytes(B) &&
+                     row_bytes(A) == 4 * static_cast<std::size_t>(rows(B));
+    if (!fit) __builtin_trap();
+    for (int m = 0; m < rows(C); ++m) multiply_one(m, tile(C), tile(A), tile(B));
   }
 
   static float flushed(float x) {
@@ -95,6 +118,19 @@ class SoftwareTiles {
       float sum = 0;
       std::memcpy(&sum, c + m * kRowBytes + 4 * n, sizeof(sum));
       sum = flushed(flushed(sum) + flushed(even[n] + odd[n]));
+      std::memcpy(c + m * kRowBytes + 4 * n, &sum, sizeof(sum));
+    }
+  }
+
+  static void multiply_row_of_bytes(int m, unsigned char* c, const unsigned char* a, const unsigned char* b) {
+    for (int n = 0; n < kPairs; ++n) {
+      std::uint32_t sum = 0;
+      std::memcpy(&sum, c + m * kRowBytes + 4 * n, sizeof(sum));
+      for (int k = 0; k < kRowBytes; ++k) {
+        const int product = static_cast<std::int8_t>(a[m * kRowBytes + k]) *
+                            static_cast<std::int8_t>(b[k / 4 * kRowBytes + 4 * n + k % 4]);
+        sum += static_cast<std::uint32_t>(product);
+      }
       std::memcpy(c + m * kRowBytes + 4 * n, &sum, sizeof(sum));
     }
   }

@@ -113,6 +113,6 @@ struct Avx2 {
 }  // namespace
 
 constinit const KernelTable avx2_kernels =
-    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect}, &avx2_sketches);
+    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect});
 
 }  // namespace headwater::cpu

@@ -36,6 +36,6 @@ void collect_compressed(const std::uint32_t* keys, std::int64_t count, std::uint
 
 // Segments of 256 keys: 32 KiB of weights; a quarter of a second-level cache of 1 MiB with keys and values.
 constinit const KernelTable avx512_kernels =
-    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed}, &avx512vnni_sketches);
+    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed});
 
 }  // namespace headwater::cpu

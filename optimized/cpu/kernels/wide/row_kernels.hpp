@@ -335,8 +335,7 @@ void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64
 /// The table of a vector type.
 template <class V>
 constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
-                                   const core::SelectionLoops& selection,
-                                   const SketchTable* integer_sketches) {
+                                   const core::SelectionLoops& selection) {
   return {
       .isa = isa,
       .segment_keys = segment_keys,
@@ -359,7 +358,6 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .sketch_rows = sketch_rows<V>,
       .scale_lanes = scale_lanes,
       .raise_lane_votes = raise_lane_votes,
-      .integer_sketches = integer_sketches,
       .selection = selection,
       .blend = blend<V>,
       .scale = scale<V>,
