@@ -1,7 +1,7 @@
 #pragma once
 
-/// The tile unit of AMX. The instructions are written out, because the compilers' intrinsics take tile numbers as
-/// literals alone. Included by files that hold nothing but kernels.
+/// The tiles of AMX-TILE, AMX-BF16 and AMX-INT8. The instructions are written out, because the compilers' intrinsics take
+/// tile numbers as literals alone. Included by files that hold nothing but kernels.
 
 #include <cstdint>
 
@@ -12,9 +12,7 @@ namespace {
 
 struct HardwareTiles {
   struct Session {
-    static constexpr TileConfig kWholeTiles = {};
-
-    explicit Session(const TileConfig& config = kWholeTiles) { asm volatile("ldtilecfg %0" : : "m"(config)); }
+    explicit Session(const TileConfig& config = kFullTiles) { asm volatile("ldtilecfg %0" : : "m"(config)); }
     // Tiles in their initial state cost a context switch nothing.
     ~Session() { asm volatile("tilerelease" : : : "memory"); }
     Session(const Session&) = delete;
@@ -41,6 +39,10 @@ struct HardwareTiles {
   template <int C, int A, int B>
   static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+  template <int C, int A, int B>
+  static void multiply_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
 };
 

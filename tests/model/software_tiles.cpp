@@ -2,11 +2,11 @@
 
 #include "tests/model/software_tiles.hpp"
 
-#include "optimized/cpu/kernels/amx_emulated/software_tiles.hpp"
+#include "optimized/tiles/software.hpp"
 #include "runtime/model/kernels/tile_product.hpp"
 
 namespace headwater::runtime::testing {
 
-constinit const TileKernels software_tiles = tile_kernels<cpu::SoftwareTiles>();
+constinit const TileKernels software_tiles = tile_kernels<SoftwareTiles>();
 
 }  // namespace headwater::runtime::testing

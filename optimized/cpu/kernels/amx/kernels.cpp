@@ -1,9 +1,9 @@
 // BF16 kernels on the tiles of AMX (and AVX-512 F, BW, DQ, VL, BF16 for what stands between), and votes by sketches on
 // AMX-INT8. Kernels and their tables only: all code here is built for such a processor.
 
-#include "cpu/kernels/amx/hardware_tiles.hpp"
 #include "cpu/kernels/amx/sketches.hpp"
 #include "cpu/kernels/amx/unit.hpp"
+#include "tiles/hardware.hpp"
 
 namespace headwater::cpu {
 

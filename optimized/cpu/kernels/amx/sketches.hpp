@@ -4,11 +4,11 @@
 /// TDPBSSD, and a Session of any TileConfig. Rows of queries are those of A, packed keys the fours of B, so that C is a
 /// block of products, row by row. Sums are exact integers: votes have the bits of the AVX-512 VNNI kernels.
 
-#include "cpu/kernels/amx/config.hpp"
 #include "cpu/kernels/avx512/vector.hpp"
 #include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/wide/kernels.hpp"
 #include "headwater/testing/sabotage.hpp"
+#include "tiles/config.hpp"
 
 namespace headwater::cpu {
 namespace {

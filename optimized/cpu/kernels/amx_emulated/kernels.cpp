@@ -4,7 +4,7 @@
 
 #include "cpu/kernels/amx/sketches.hpp"
 #include "cpu/kernels/amx/unit.hpp"
-#include "cpu/kernels/amx_emulated/software_tiles.hpp"
+#include "tiles/software.hpp"
 
 namespace headwater::cpu {
 

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/kernels/amx/config.hpp"
+#include "optimized/tiles/config.hpp"
 
-namespace headwater::cpu {
+namespace headwater {
 namespace {
 
 class SoftwareTiles {
@@ -137,4 +137,4 @@ class SoftwareTiles {
 };
 
 }  // namespace
-}  // namespace headwater::cpu
+}  // namespace headwater
