@@ -18,7 +18,7 @@ inline constexpr std::int64_t kTileDepth =
 
 template <class Tiles>
 struct TileUnit {
-  /// The next tile of keys is multiplied before the weights of this one are computed: the two units overlap.
+  /// The next tile of keys is multiplied while the weights of this one are computed: the two units overlap.
   static constexpr bool kKeysInPlace = false;
   static constexpr bool kPipelined = true;
   static constexpr decltype(Bf16Table::row_logits) kRowLogits = nullptr;
@@ -29,9 +29,19 @@ struct TileUnit {
   static constexpr std::int64_t kHalfElements = kTileRows * 2;  // elements of 16 pairs
   static constexpr std::int64_t kValueLine = kKeyTile * 2;      // bytes of a line of packed values
 
+  /// Multiplies of the same two tiles of logits.
+  static constexpr std::int64_t steps_of_dot(std::int64_t d) { return d / kTileDepth; }
+
   /// Rows of logits after the last key come from rows after it, which are readable (Bf16Segment::keys).
   template <int Halves>
-  static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t, float* logits) {
+  static void dot(const Bf16Segment& segment, std::int64_t first, std::int64_t n, float* logits) {
+    dot_beside<Halves>(segment, first, n, logits, [](auto) {});
+  }
+
+  /// The same. Calls beside(Place<0 .. 3>) after the multiplies of each of steps_of_dot() steps.
+  template <int Halves, class Beside>
+  [[gnu::always_inline]] static void dot_beside(const Bf16Segment& segment, std::int64_t first, std::int64_t,
+                                                float* logits, const Beside& beside) {
     const std::uint16_t* keys = segment.key_tile(first);
     const std::int64_t stride = segment.key_stride * 2;
     Tiles::template zero<0>();
@@ -43,13 +53,17 @@ struct TileUnit {
       Tiles::template load<4>(keys + e, stride);
       Tiles::template load<6>(queries, kLine);
       Tiles::template multiply<0, 4, 6>();
+      beside(Place<0>{});
       if constexpr (Halves == 2) {
         Tiles::template load<7>(queries + kHalfElements, kLine);
         Tiles::template multiply<1, 4, 7>();
       }
+      beside(Place<1>{});
       Tiles::template load<5>(keys + e + kTileRows * segment.key_stride, stride);
       Tiles::template multiply<2, 5, 6>();
+      beside(Place<2>{});
       if constexpr (Halves == 2) Tiles::template multiply<3, 5, 7>();
+      beside(Place<3>{});
     }
     float* below = logits + kTileRows * kBlockRows;
     Tiles::template store<0>(logits, kLine);

@@ -7,7 +7,9 @@
 ///   Unit::Session: exists around calls of dot.
 ///   Unit::kRowLogits: Bf16Table::row_logits, or null.
 ///   Unit::kKeysInPlace: Bf16Table::keys_in_place.
-///   Unit::kPipelined: whether the products of a tile are computed before the weights of the tile before it.
+///   Unit::kPipelined: whether the products of a tile are computed beside the weights of the tile before it. Then there are
+///     Unit::steps_of_dot(d) and Unit::dot_beside<Halves>(segment, first, n, logits, beside): dot, which calls
+///     beside(Place<0 .. 3>) in each step, between its products.
 /// Included by files that are built for AVX-512 (F, BW, DQ, VL, BF16) and hold nothing but kernels; everything sits in
 /// an unnamed namespace.
 
@@ -164,32 +166,54 @@ inline void add_sink(float sink, Bf16Softmax& softmax) {
   }
 }
 
-/// One tile of logits (times `factor`) to weights.
-inline void tile_weights(const float* logits, __m512 factor, Bf16Softmax& softmax, std::uint16_t* weights) {
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512i ones = _mm512_set1_epi32(0x3F803F80);
-  for (int half = 0; half < kHalves; ++half) {
-    const int at = half * Avx512::kWidth;
-    const __m512 offset = Avx512::load(softmax.offset + at);
-    __m512 even = Avx512::zero();
-    __m512 odd = Avx512::zero();
-    __m512 rounded = Avx512::zero();
-    for (std::int64_t pair = 0; pair < kKeyTile / 2; ++pair) {
-      const float* line = logits + 2 * pair * kBlockRows + at;
-      const __m512 a = exp2_any(_mm512_fmsub_ps(Avx512::load(line), factor, offset));
-      const __m512 b = exp2_any(_mm512_fmsub_ps(Avx512::load(line + kBlockRows), factor, offset));
-      even = Avx512::add(even, a);
-      odd = Avx512::add(odd, b);
-      const auto apart = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-      const __m512i both = _mm512_permutexvar_epi16(interleave, apart);
-      rounded = _mm512_dpbf16_ps(rounded, (__m512bh)both, (__m512bh)ones);
-      _mm512_storeu_si512(weights + (pair * kBlockRows + at) * 2, both);
-    }
-    Avx512::store(softmax.sum + at, Avx512::add(Avx512::load(softmax.sum + at), Avx512::add(even, odd)));
-    Avx512::store(softmax.rounded + at, Avx512::add(Avx512::load(softmax.rounded + at), rounded));
+/// One tile of logits (times `factor`) to weights, some pairs of keys at a time.
+class TileWeights {
+ public:
+  [[gnu::always_inline]] TileWeights(const float* logits, __m512 factor, const Bf16Softmax& softmax,
+                                     std::uint16_t* weights)
+      : logits_(logits), weights_(weights), factor_(factor) {
+    repeat<kHalves>([&](auto half) {
+      offset_[half] = Avx512::load(softmax.offset + half * Avx512::kWidth);
+      even_[half] = odd_[half] = rounded_[half] = Avx512::zero();
+    });
   }
-}
+
+  template <int Pairs>
+  [[gnu::always_inline]] void next() {
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                                23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i ones = _mm512_set1_epi32(0x3F803F80);
+    repeat<Pairs>([&](auto pair) {
+      repeat<kHalves>([&](auto half) {
+        const float* line = logits_ + 2 * pair * kBlockRows + half * Avx512::kWidth;
+        const __m512 a = exp2_any(_mm512_fmsub_ps(Avx512::load(line), factor_, offset_[half]));
+        const __m512 b = exp2_any(_mm512_fmsub_ps(Avx512::load(line + kBlockRows), factor_, offset_[half]));
+        even_[half] = Avx512::add(even_[half], a);
+        odd_[half] = Avx512::add(odd_[half], b);
+        const auto apart = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+        const __m512i both = _mm512_permutexvar_epi16(interleave, apart);
+        rounded_[half] = _mm512_dpbf16_ps(rounded_[half], (__m512bh)both, (__m512bh)ones);
+        _mm512_storeu_si512(weights_ + (pair * kBlockRows + half * Avx512::kWidth) * 2, both);
+      });
+    });
+    logits_ += Pairs * 2 * kBlockRows;
+    weights_ += Pairs * 2 * kBlockRows;
+  }
+
+  [[gnu::always_inline]] void finish(Bf16Softmax& softmax) const {
+    repeat<kHalves>([&](auto half) {
+      const auto add = [&](float* to, __m512 x) { Avx512::store(to, Avx512::add(Avx512::load(to), x)); };
+      add(softmax.sum + half * Avx512::kWidth, Avx512::add(even_[half], odd_[half]));
+      add(softmax.rounded + half * Avx512::kWidth, rounded_[half]);
+    });
+  }
+
+ private:
+  const float* logits_;
+  std::uint16_t* weights_;
+  __m512 factor_;
+  __m512 offset_[kHalves], even_[kHalves], odd_[kHalves], rounded_[kHalves];
+};
 
 /// The mapped path (masks, cap, bias, the tile that holds the anchor) and the plain one round differently; which of
 /// them a tile takes follows from positions alone, so that a second pass repeats the bits of the first.
@@ -246,6 +270,26 @@ inline void prefetch_next(PrefetchRows& rows) {
   --rows.left;
 }
 
+inline constexpr int kTilePairs = static_cast<int>(kKeyTile / 2);
+
+/// The products of the keys from `next` on, and between them the weights of the tile of `logits`: PairsOfStep of its pairs in
+/// every step. A processor looks no further ahead than half of either, so they overlap only where they alternate.
+template <class Unit, int PairsOfStep>
+void weights_beside(const Bf16Segment& segment, std::int64_t next, float* next_logits, const float* logits,
+                    __m512 factor, Bf16Softmax& softmax, std::uint16_t* weights) {
+  if (HEADWATER_SABOTAGE("cpu.amx.logits_of_the_next_tile")) logits = next_logits;
+  TileWeights own(logits, factor, softmax, weights);
+  const auto beside = [&](auto place) __attribute__((always_inline)) {
+    constexpr int kPairs = (PairsOfStep + 3 - place) / 4;
+    own.template next<kPairs>();
+  };
+  Unit::template dot_beside<kHalves>(segment, next, kKeyTile, next_logits, beside);
+  for (std::int64_t left = kTilePairs - PairsOfStep * Unit::steps_of_dot(segment.d); left > 0; --left) {
+    own.template next<1>();
+  }
+  own.finish(softmax);
+}
+
 template <class Unit>
 void softmax_weights(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint16_t* weights) {
   const typename Unit::Session session;
@@ -260,7 +304,6 @@ void softmax_weights(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint
   for (std::int64_t tile = tiles; tile-- > 0;) {
     for (std::int64_t i = 0; i < segment.n_prefetch; ++i) prefetch_next(segment.prefetch[i]);
     if (!Unit::kPipelined) dot(tile);
-    if (Unit::kPipelined && tile > 0) dot(tile - 1);
     float* logits = buffer[Unit::kPipelined ? tile & 1 : 0];
     const std::int64_t first = tile * kKeyTile;
     __m512 factor = Avx512::set(segment.factor);
@@ -269,7 +312,23 @@ void softmax_weights(const Bf16Segment& segment, Bf16Softmax& softmax, std::uint
       factor = Avx512::set(1.0f);
     }
     if (!softmax.anchored) set_anchor(logits, softmax);
-    tile_weights(logits, factor, softmax, weights + tile * kTileWeights);
+    std::uint16_t* const to = weights + tile * kTileWeights;
+    if constexpr (Unit::kPipelined) {
+      if (tile > 0) {
+        const std::int64_t steps = Unit::steps_of_dot(segment.d);
+        const auto run = steps <= 1            ? weights_beside<Unit, 16>
+                         : steps <= 2          ? weights_beside<Unit, 8>
+                         : steps <= 4          ? weights_beside<Unit, 4>
+                         : steps <= 8          ? weights_beside<Unit, 2>
+                         : steps <= kTilePairs ? weights_beside<Unit, 1>
+                                               : weights_beside<Unit, 0>;
+        run(segment, first - kKeyTile, buffer[(tile - 1) & 1], logits, factor, softmax, to);
+        continue;
+      }
+    }
+    TileWeights own(logits, factor, softmax, to);
+    for (int pair = 0; pair < kTilePairs; ++pair) own.template next<1>();
+    own.finish(softmax);
   }
 }
 
