@@ -2,7 +2,8 @@
 
 /// The matrix products of bf16/kernels.hpp on tiles of 16 rows x 64 bytes, for any `Tiles` with the semantics of Intel's
 /// AMX-BF16 (Intel SDM, volume 2, TILELOADD, TDPBF16PS, TILESTORED): Tiles::Session (configures eight such tiles and
-/// releases them), zero<t>(), load<t>(from, stride in bytes), stream<t>(), the same for what is not soon read again, store<t>(to, stride), multiply<c, a, b>().
+/// releases them), zero<t>(), load<t>(from, stride in bytes), stream<t>(), a load of what is not soon read again,
+/// store<t>(to, stride), multiply<c, a, b>().
 ///
 /// Keys are the rows of A, packed queries the pairs of B, so that C is a block of logits, key by key. For the outputs
 /// packed values are A and weights B. Included by files that are built for AVX-512 and hold nothing but kernels.
