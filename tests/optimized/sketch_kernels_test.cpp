@@ -70,8 +70,7 @@ std::vector<float> raised(const SketchTable& table, const Sketches& rows, const 
   const std::int64_t n = std::ssize(rows.factor);
   // What stands after the rows has no vote.
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(SketchedRows::readable_bytes(n, width)), 127);
-  for (std::size_t i = 0; i < rows.integers.size(); ++i)
-    bytes[i] = static_cast<std::uint8_t>(static_cast<int>(rows.integers[i]) + table.row_bias);
+  table.pack_rows(rows.integers.data(), std::ssize(rows.integers), bytes.data());
   std::vector<float> votes(units.size(), -kInf);
   table.raise_votes({n, width, bytes.data(), rows.factor.data(), rows.offset.data()}, packed.data(),
                     units.data(), tiles, votes.data());

@@ -15,7 +15,7 @@ struct SketchedRows {
 
   std::int64_t n = 0;
   std::int64_t width = 0;  ///< integers of a sketch
-  /// [n][width] integers plus SketchTable::row_bias, readable_bytes().
+  /// [n][width] integers from SketchTable::pack_rows(), readable_bytes().
   const std::uint8_t* bytes = nullptr;
   const float* factor = nullptr;  ///< scale times the row's unit
   const float* offset = nullptr;  ///< the row's own weight (SKE-5)
@@ -24,7 +24,8 @@ struct SketchedRows {
 /// Kernels that multiply sketches in integers.
 struct SketchTable {
   std::int64_t (*tile_bytes)(std::int64_t width);  ///< of kKeyTile packed sketches
-  int row_bias;                                    ///< what SketchedRows::bytes have more than the integers
+                                                   /// n integers of rows as raise_votes() reads them.
+  void (*pack_rows)(const float* integers, std::int64_t n, std::uint8_t* bytes);
 
   /// The integers of n <= kKeyTile sketches as raise_votes() reads them, into a tile.
   void (*pack)(const float* integers, std::int64_t n, std::int64_t width, unsigned char* tile);

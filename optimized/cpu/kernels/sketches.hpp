@@ -55,6 +55,13 @@ void sketch_rows(const void* rows, std::int64_t stride, std::int64_t n_rows, DTy
   }
 }
 
+/// SketchTable::pack_rows(): the integers plus Bias.
+template <int Bias>
+void pack_sketched_rows(const float* integers, std::int64_t n, std::uint8_t* bytes) {
+  for (std::int64_t i = 0; i < n; ++i)
+    bytes[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(integers[i]) + Bias);
+}
+
 inline void scale_lanes(float* block, std::int64_t n_rows, const float* factor, const float* unit) {
   for (std::int64_t row = 0; row < n_rows; ++row) {
     for (std::int64_t lane = 0; lane < kBlockRows; ++lane) {

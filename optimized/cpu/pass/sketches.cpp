@@ -262,11 +262,7 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
   const float* units = part(units_, head_kv);
   const unsigned char* keys = part(keys_, head_kv);
   if (in_integers(call.layer)) {
-    const auto bias = static_cast<float>(integer_kernels_->row_bias);
-    for (std::int64_t i = 0; i < rows * width(); ++i) {
-      scratch.query_bytes.data()[i] =
-          static_cast<std::uint8_t>(static_cast<std::int32_t>(scratch.integers.data()[i] + bias));
-    }
+    integer_kernels_->pack_rows(scratch.integers.data(), rows * width(), scratch.query_bytes.data());
     integer_kernels_->raise_votes(
         {rows, width(), scratch.query_bytes.data(), scratch.factor.data(), scratch.offset.data()}, keys,
         units, tiles, votes);

@@ -6,6 +6,7 @@
 
 #include "cpu/kernels/avx512/vector.hpp"
 #include "cpu/kernels/sketch_table.hpp"
+#include "cpu/kernels/sketches.hpp"
 #include "cpu/kernels/wide/kernels.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "tiles/config.hpp"
@@ -144,7 +145,7 @@ template <class Tiles>
 constexpr SketchTable tile_sketches() {
   using Kernels = TileSketches<Tiles>;
   return {.tile_bytes = Kernels::tile_bytes,
-          .row_bias = 0,
+          .pack_rows = pack_sketched_rows<0>,
           .pack = Kernels::pack,
           .raise_votes = Kernels::raise_votes};
 }

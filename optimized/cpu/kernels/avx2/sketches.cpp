@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "cpu/kernels/sketch_table.hpp"
+#include "cpu/kernels/sketches.hpp"
 #include "cpu/kernels/wide/repeat.hpp"
 
 namespace headwater::cpu {
@@ -83,6 +84,6 @@ void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const flo
 }  // namespace
 
 constinit const SketchTable avx2_sketches = {
-    .tile_bytes = tile_bytes, .row_bias = 0, .pack = pack, .raise_votes = raise_votes};
+    .tile_bytes = tile_bytes, .pack_rows = pack_sketched_rows<0>, .pack = pack, .raise_votes = raise_votes};
 
 }  // namespace headwater::cpu

@@ -1,6 +1,7 @@
 // Votes by sketches in bytes (AVX-512 F, DQ, BW, VL, VNNI). Kernels and their table only: all code here is built for such a
 // processor.
 
+#include "cpu/kernels/sketches.hpp"
 #include "cpu/kernels/avx512/vector.hpp"
 #include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/wide/kernels.hpp"
@@ -94,7 +95,9 @@ void raise_votes(const SketchedRows& rows, const unsigned char* tiles, const flo
 
 }  // namespace
 
-constinit const SketchTable avx512vnni_sketches = {
-    .tile_bytes = tile_bytes, .row_bias = kRowBias, .pack = pack, .raise_votes = raise_votes};
+constinit const SketchTable avx512vnni_sketches = {.tile_bytes = tile_bytes,
+                                                   .pack_rows = pack_sketched_rows<kRowBias>,
+                                                   .pack = pack,
+                                                   .raise_votes = raise_votes};
 
 }  // namespace headwater::cpu
