@@ -86,7 +86,8 @@ STAGES["optimized/cpu/kernels/amx_emulated/"] = [
     ("emulated AMX, quick", ["headwater-conformance-testing"], [*EMULATED, "--quick"]),
     ("emulated AMX", ["headwater-conformance-testing"], EMULATED),
 ]
-STAGES["optimized/cpu/kernels/amx/unit."] = STAGES["optimized/cpu/kernels/amx_emulated/"]
+for path in ("optimized/cpu/kernels/amx/unit.", "optimized/cpu/kernels/amx/sketches.", "optimized/tiles/software."):
+    STAGES[path] = STAGES["optimized/cpu/kernels/amx_emulated/"]
 STAGES["optimized/cpu/kernels/bf16/"] = [
     *cpu_stages("cpu-avx512bf16")[: -len(LAST_STAGES)],
     STAGES["optimized/cpu/kernels/amx_emulated/"][1],
