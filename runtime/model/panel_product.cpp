@@ -15,6 +15,7 @@
 #include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/interleave.hpp"
+#include "runtime/model/kernels/tile_kernels.hpp"
 
 namespace headwater::runtime {
 namespace {

@@ -7,9 +7,9 @@
 #include <span>
 #include <string>
 
-#include "runtime/model/kernels/tile_kernels.hpp"
-
 namespace headwater::runtime {
+
+struct TileKernels;  // runtime/model/kernels/tile_kernels.hpp
 
 /// Type of both operands of a product over many rows; sums are F32 either way. int8: rows in 8 bits beside the codes of
 /// quantised weights (byte_product.hpp), and row_precision() beside others.

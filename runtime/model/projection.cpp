@@ -12,6 +12,7 @@
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
+#include "runtime/model/kernels/tile_kernels.hpp"
 
 namespace headwater::runtime {
 namespace {
