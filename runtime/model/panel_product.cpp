@@ -190,13 +190,13 @@ std::string missing_for(Precision precision) {
 }
 
 std::string describe_products(Precision precision) {
-  const auto by_onednn = [](Precision own) {
+  const auto in_floats = [](Precision own) {
     const bool own_tiles = own == Precision::bf16 && native_tiles() != nullptr;
     return fmt::format("{} by {} ({})", precision_name(own), own_tiles ? "tiles" : "oneDNN", product_isa());
   };
-  if (precision != Precision::int8) return by_onednn(precision);
+  if (precision != Precision::int8) return in_floats(precision);
   return fmt::format("INT8 ({}) beside quantised weights, else {}", row_kernels().isa,
-                     by_onednn(row_precision(precision)));
+                     in_floats(row_precision(precision)));
 }
 
 const char* product_isa() {

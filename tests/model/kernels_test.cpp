@@ -129,7 +129,6 @@ TEST(Kernels, GatesAreTheirFormulasOverAllMagnitudes) {
   }
 }
 
-// Rows on each side of what registers hold, up to the widest heads; what is not rotated stays as it is.
 TEST(Kernels, AddScaledIsItsFormula) {
   for (const std::size_t n : {1U, 15U, 16U, 17U, 128U, 1030U}) {
     const auto x = normal(n, 1);
@@ -149,6 +148,7 @@ TEST(Kernels, AddScaledIsItsFormula) {
   }
 }
 
+// Rows on each side of what registers hold, up to the widest heads; what is not rotated stays as it is.
 TEST(Kernels, RotationsTurnTheirPairs) {
   for (const std::size_t pairs : {1U, 7U, 8U, 16U, 32U, 37U, 64U, 128U, 500U, 32768U}) {
     const auto x = normal(2 * pairs + 3, 3);

@@ -24,7 +24,8 @@ struct SketchedRows {
 /// Kernels that multiply sketches in integers.
 struct SketchTable {
   std::int64_t (*tile_bytes)(std::int64_t width);  ///< of kKeyTile packed sketches
-                                                   /// n integers of rows as raise_votes() reads them.
+
+  /// n integers of rows as raise_votes() reads them.
   void (*pack_rows)(const float* integers, std::int64_t n, std::uint8_t* bytes);
 
   /// The integers of n <= kKeyTile sketches as raise_votes() reads them, into a tile.
