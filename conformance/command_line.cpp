@@ -31,7 +31,8 @@ std::optional<Request> parse_command_line(const std::vector<std::string>& argume
     return app.add_option(name, to, help)->delimiter(',')->allow_extra_args(false);
   };
   CLI::Option* engine = several("--engine", request.engines,
-                                "engines to run (default: all, and the stage cases); none: stage cases only");
+                                "engines to run, names or shell patterns: 'cpu-*' (default: all, and the "
+                                "stage cases); none: stage cases only");
   CLI::Option* plugin =
       app.add_option(
              "--engine-plugin", request.settings.plugin,

@@ -3,6 +3,8 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -44,29 +46,46 @@ std::vector<const Case*> chosen_cases(const Request& request) {
   return chosen;
 }
 
-std::vector<const Engine*> chosen_engines(const Request& request, std::vector<std::string>& said) {
-  std::vector<const Engine*> chosen;
-  if (contains(request.engines, "none")) return chosen;
-  if (!request.engines.empty()) {
-    for (const std::string& name : request.engines) chosen.push_back(&cli::chosen_engine(name));
-    return chosen;
-  }
+std::vector<const Engine*> chosen_engines(Request& request, std::vector<std::string>& said) {
+  if (contains(request.engines, "none")) return {};
+  std::vector<const Engine*> all;
   for (const Engine* candidate : engines()) {
     const std::string reason = candidate->unavailable_because();
     if (!reason.empty()) {
       said.push_back(fmt::format("SKIP       engine {}: {}", candidate->name(), reason));
       continue;
     }
-    const auto twin = std::find_if(chosen.begin(), chosen.end(),
+    const auto twin = std::find_if(all.begin(), all.end(),
                                    [&](const Engine* other) { return other->isa() == candidate->isa(); });
-    if (twin != chosen.end()) {
+    if (twin != all.end()) {
       said.push_back(
           fmt::format("SKIP       engine {}: the same kernels as {} on this machine; run it with --engine {}",
                       candidate->name(), (*twin)->name(), candidate->name()));
       continue;
     }
-    chosen.push_back(candidate);
+    all.push_back(candidate);
   }
+  if (request.engines.empty()) return all;
+
+  std::vector<const Engine*> chosen;
+  bool patterns = false;
+  for (const std::string& name : std::exchange(request.engines, {})) {
+    const std::size_t before = chosen.size();
+    if (name.find_first_of("*?[") == std::string::npos) {
+      chosen.push_back(&cli::chosen_engine(name));
+    } else {
+      patterns = true;
+      std::copy_if(all.begin(), all.end(), std::back_inserter(chosen), [&](const Engine* engine) {
+        return ::fnmatch(name.c_str(), std::string(engine->name()).c_str(), 0) == 0;
+      });
+    }
+    if (chosen.size() == before) {
+      throw Error(ErrorCode::engine_unavailable,
+                  fmt::format("--engine {}: no engine of this machine matches", name));
+    }
+  }
+  for (const Engine* engine : chosen) request.engines.emplace_back(engine->name());
+  if (!patterns) said.clear();
   return chosen;
 }
 

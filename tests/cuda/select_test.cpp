@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <vector>
 
@@ -88,9 +89,9 @@ void require_selected(const Selection& s, bool bf16, unsigned scores) {
   }
 }
 
-TEST(Select, EveryKernelAndBeyond) {
+void require_selected_of(std::initializer_list<int> counts) {
   for (const bool bf16 : {true, false}) {
-    for (const int candidates : {1, 31, 33, 511, 512, 513, 1000, 8191, 8192, 8193, 9000, 70000}) {
+    for (const int candidates : counts) {
       const int kept = std::min(candidates / 2, 300);
       for (const int heavy : {1, candidates / 3, candidates}) {
         if (heavy == 0) continue;
@@ -102,6 +103,9 @@ TEST(Select, EveryKernelAndBeyond) {
     }
   }
 }
+
+TEST(Select, EveryKernelAndBeyond) { require_selected_of({1, 31, 33, 511, 512, 513, 1000, 8193}); }
+TEST(SelectSizes, BesideTheLargestKernelAndFarBeyond) { require_selected_of({8191, 8192, 9000, 70000}); }
 
 }  // namespace
 }  // namespace headwater::cuda
