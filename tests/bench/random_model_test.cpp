@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -78,6 +79,25 @@ TEST(RandomModel, HasTheSameBytesForEveryNumberOfThreads) {
   const auto one = file_bytes(model, 1);
   EXPECT_EQ(file_bytes(model, 3), one);
   EXPECT_NE(file_bytes(RandomModel(small("qwen3", false), TensorType::q4_k, 4), 1), one);
+}
+
+// A mean adds up from layer to layer until every prompt has the same logits. OpenVINO GenAI stores a minimum of the Q4 types
+// as a whole number of steps; one code of 16 is then zero.
+TEST(RandomModel, HasWeightsWithoutAMeanAndMinimaOfWholeSteps) {
+  for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
+    SCOPED_TRACE(info.name);
+    const auto file = in_memory(RandomModel(small("qwen3", true), info.type, 1), "random", 2);
+    const runtime::Tensor& tensor = file->tensor("token_embd.weight");
+    std::vector<float> weights(256 * 300);
+    for (std::int64_t r = 0; r < 300; ++r) {
+      runtime::dequantize_row(info.type, tensor.row(r), 256, weights.data() + 256 * r);
+    }
+    const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / (256 * 300);
+    EXPECT_LT(std::abs(mean), 0.06 * deviation(weights));
+    if (info.name == "Q4_0" || info.name == "Q4_1" || info.name == "Q4_K") {
+      EXPECT_GE(std::count(weights.begin(), weights.end(), 0.0F), 256 * 300 / 17);
+    }
+  }
 }
 
 // Without one of these keys OpenVINO GenAI or llama.cpp refuses a file.

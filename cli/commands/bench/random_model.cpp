@@ -139,7 +139,7 @@ void put(std::byte* at, std::uint16_t value) { std::memcpy(at, &value, sizeof va
 constexpr float kDeviationQ8 = 73.9F;
 constexpr float kDeviationQ4 = 4.61F;
 constexpr float kDeviationQ5 = 9.23F;
-constexpr float kDeviationQ4K = 230.0F;
+constexpr float kDeviationQ4K = 169.0F;  // the minima's codes are the scales'
 constexpr float kDeviationQ5K = 470.0F;
 constexpr float kDeviationIq4 = 67.4F;
 constexpr float kDeviationMxfp4 = 5.85F;
@@ -147,14 +147,16 @@ constexpr float kDeviationQ6K = 1366.0F;
 constexpr float kDeviationQ2K = 13.9F;
 constexpr float kDeviationQ3K = 43.3F;
 constexpr float kDeviationIq4Xs = 1245.0F;
-// Minima that leave no mean: half of the largest code.
-constexpr float kMeanQ4 = 7.5F;
+// Minima near half of the largest code; of Q4 types a whole one, as which OpenVINO GenAI stores it.
+constexpr float kMeanQ4 = 8.0F;
 constexpr float kMeanQ5 = 15.5F;
 constexpr float kMeanQ2 = 1.5F;
 
-/// One block of random bits with scales that make `deviation`.
+/// One block of random bits with scales that make `deviation`. Their sign is random: the mean of a type's codes, in every
+/// row the same, would add up from layer to layer until all prompts have the same logits.
 void random_block(TensorType type, float deviation, Random& random, std::byte* block) {
   const std::int64_t bytes = runtime::tensor_type_info(type).block_bytes;
+  if ((random.next() & 1) != 0) deviation = -deviation;
   random.fill(block, bytes);
   switch (type) {
     case TensorType::q8_0: put(block, half_of(deviation / kDeviationQ8)); break;
@@ -170,6 +172,8 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
       put(block + 2, half_of(deviation / kDeviationQ5 * -kMeanQ5));
       break;
     case TensorType::q4_k:
+      std::memcpy(block + 8, block + 4, 4);
+      for (int i = 12; i < 16; ++i) block[i] = (block[i] & std::byte{15}) | (block[i] << 4);
       put(block, half_of(deviation / kDeviationQ4K));
       put(block + 2, half_of(deviation / kDeviationQ4K * kMeanQ4));
       break;
@@ -185,7 +189,7 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
     case TensorType::iq4_xs: put(block, half_of(deviation / kDeviationIq4Xs)); break;
     case TensorType::iq4_nl: put(block, half_of(deviation / kDeviationIq4)); break;
     case TensorType::mxfp4:  // a power of two: the nearest to the deviation
-      *block = static_cast<std::byte>(128 + std::lround(std::log2(deviation / kDeviationMxfp4)));
+      *block = static_cast<std::byte>(128 + std::lround(std::log2(std::fabs(deviation) / kDeviationMxfp4)));
       break;
     case TensorType::q6_k: put(block + bytes - 2, half_of(deviation / kDeviationQ6K)); break;
     default: break;
