@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -12,6 +13,7 @@
 
 #include "headwater/error.hpp"
 #include "runtime/generate/conversation.hpp"
+#include "runtime/tokenizer/tokenizer.hpp"
 
 namespace headwater::bench {
 namespace {
@@ -77,6 +79,67 @@ TEST(RandomModel, HasTheSameBytesForEveryNumberOfThreads) {
   const auto one = file_bytes(model, 1);
   EXPECT_EQ(file_bytes(model, 3), one);
   EXPECT_NE(file_bytes(RandomModel(small("qwen3", false), TensorType::q4_k, 4), 1), one);
+}
+
+// A mean adds up from layer to layer until every prompt has the same logits. OpenVINO GenAI stores a minimum of the Q4 types
+// as a whole number of steps; one code of 16 is then zero.
+TEST(RandomModel, HasWeightsWithoutAMeanAndMinimaOfWholeSteps) {
+  for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
+    SCOPED_TRACE(info.name);
+    const auto file = in_memory(RandomModel(small("qwen3", true), info.type, 1), "random", 2);
+    const runtime::Tensor& tensor = file->tensor("token_embd.weight");
+    std::vector<float> weights(256 * 300);
+    for (std::int64_t r = 0; r < 300; ++r) {
+      runtime::dequantize_row(info.type, tensor.row(r), 256, weights.data() + 256 * r);
+    }
+    const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / (256 * 300);
+    EXPECT_LT(std::abs(mean), 0.06 * deviation(weights));
+    if (info.name == "Q4_0" || info.name == "Q4_1" || info.name == "Q4_K") {
+      EXPECT_GE(std::count(weights.begin(), weights.end(), 0.0F), 256 * 300 / 17);
+    }
+  }
+}
+
+// Without one of these keys OpenVINO GenAI or llama.cpp refuses a file.
+TEST(RandomModel, IsCompleteForOtherPrograms) {
+  const std::map<TensorType, std::int64_t> file_types = {
+      {TensorType::f32, 0},   {TensorType::f16, 1},   {TensorType::bf16, 32},   {TensorType::q8_0, 7},
+      {TensorType::q4_0, 2},  {TensorType::q4_1, 3},  {TensorType::q5_0, 8},    {TensorType::q5_1, 9},
+      {TensorType::q4_k, 14}, {TensorType::q5_k, 16}, {TensorType::q6_k, 18},   {TensorType::iq4_nl, 25},
+      {TensorType::q2_k, 21}, {TensorType::q3_k, 11}, {TensorType::iq4_xs, 30}, {TensorType::mxfp4, 38}};
+  for (const runtime::TensorTypeInfo& info : runtime::tensor_types()) {
+    SCOPED_TRACE(info.name);
+    const auto file = in_memory(RandomModel(small("qwen3", true), info.type, 1), "random", 2);
+    EXPECT_EQ(file->integer("general.file_type", 0, 99), file_types.at(info.type));
+    EXPECT_EQ(file->text("tokenizer.ggml.model"), "gpt2");
+    EXPECT_EQ(file->text("tokenizer.ggml.pre"), "qwen2");
+    EXPECT_EQ(file->array_length("tokenizer.ggml.tokens"), 300);
+    EXPECT_EQ(file->array_length("tokenizer.ggml.token_type"), 300);
+    EXPECT_GT(file->array_length("tokenizer.ggml.merges"), 0);
+    EXPECT_TRUE(file->has("tokenizer.ggml.bos_token_id"));
+    EXPECT_TRUE(file->has("tokenizer.ggml.eos_token_id"));
+  }
+}
+
+TEST(RandomModel, HasATokenizerOfBytes) {
+  for (const std::int64_t vocabulary : {258, 151936}) {
+    SCOPED_TRACE(vocabulary);
+    ModelShape shape = small("llama", true);
+    shape.vocabulary = vocabulary;
+    const auto tokenizer =
+        runtime::Tokenizer::from_gguf(*in_memory(RandomModel(shape, TensorType::q8_0, 1), "random", 2));
+    EXPECT_EQ(tokenizer->size(), vocabulary);
+    EXPECT_THAT(tokenizer->warnings(), testing::IsEmpty());
+    EXPECT_FALSE(tokenizer->adds_bos());
+    EXPECT_TRUE(tokenizer->is_control(tokenizer->eos()));
+    EXPECT_TRUE(tokenizer->is_end(tokenizer->eos()));
+    const std::string text = "What's 12 + 3?\n\t\u00c4hm \u65e5\u672c [PAD300] <|endoftext|>";
+    const auto ids = tokenizer->encode(text, true, false);
+    EXPECT_EQ(ids.size(), text.size());
+    EXPECT_EQ(tokenizer->decode(ids), text);
+    EXPECT_EQ(tokenizer->encode("to the", true, false).size(), 5);  // " t" is one token
+    EXPECT_THAT(tokenizer->encode("<|endoftext|>", true, true), testing::ElementsAre(tokenizer->eos()));
+  }
 }
 
 // Beyond 2^17 rows: in 32 bytes at random no two of them are the same.
@@ -155,10 +218,11 @@ TEST(ModelShapes, HaveAsManyWeightsAsTheModels) {
     const std::int64_t all =
         (shape.tied ? 1 : 2) * shape.vocabulary * shape.width + shape.layers * layer + shape.width;
     EXPECT_EQ(all, published.at(shape.name));
-    // What is not a weight is the header, of some bytes for each tensor.
+    // What is not a weight is the header, of some bytes for each token and each tensor.
     const std::uint64_t bytes = RandomModel(shape, TensorType::f32, 1).bytes();
-    EXPECT_GT(bytes, static_cast<std::uint64_t>(4 * all));
-    EXPECT_LT(bytes, static_cast<std::uint64_t>(4 * all + shape.layers * (oss ? 20 : 12) * 128 + 4096));
+    EXPECT_GT(bytes, static_cast<std::uint64_t>(4 * all + 20 * shape.vocabulary));
+    EXPECT_LT(bytes, static_cast<std::uint64_t>(4 * all + 23 * shape.vocabulary +
+                                                shape.layers * (oss ? 20 : 12) * 128 + 4096));
   }
 }
 

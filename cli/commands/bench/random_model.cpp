@@ -4,12 +4,14 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "headwater/error.hpp"
 #include "runtime/model/aligned_buffer.hpp"
+#include "runtime/tokenizer/byte_alphabet.hpp"
 
 namespace headwater::bench {
 
@@ -20,7 +22,11 @@ using runtime::TensorType;
 constexpr std::uint64_t kAlignment = 64;  // a cache line; GGUF's default is half of one
 
 /// Value types as a file numbers them.
-enum ValueType : std::uint32_t { kU32 = 4, kF32 = 6, kText = 8 };
+enum ValueType : std::uint32_t { kU32 = 4, kI32 = 5, kF32 = 6, kText = 8, kArray = 9 };
+
+/// general.file_type, llama.cpp's number of files whose matrices are mostly of a type, in the order of TensorType; of the
+/// K types the small variant, which has the fewest others.
+constexpr std::array<std::int64_t, 16> kFileTypes = {0, 1, 32, 7, 2, 3, 8, 9, 14, 16, 18, 25, 38, 21, 11, 30};
 
 class HeaderWriter {
  public:
@@ -49,6 +55,14 @@ class HeaderWriter {
     number<std::uint32_t>(kF32);
     number(value);
   }
+  void entry(std::string_view key, std::span<const std::string> values) {
+    begin_array(key, kText, values.size());
+    for (const std::string& value : values) text(value);
+  }
+  void entry(std::string_view key, std::span<const std::int32_t> values) {
+    begin_array(key, kI32, values.size());
+    for (const std::int32_t value : values) number(value);
+  }
   [[nodiscard]] std::uint64_t entries() const { return entries_; }
   void append(const std::vector<std::byte>& bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
@@ -60,6 +74,12 @@ class HeaderWriter {
   void begin_entry(std::string_view key) {
     text(key);
     ++entries_;
+  }
+  void begin_array(std::string_view key, ValueType type, std::uint64_t size) {
+    begin_entry(key);
+    number<std::uint32_t>(kArray);
+    number<std::uint32_t>(type);
+    number(size);
   }
 
   std::vector<std::byte> bytes_;
@@ -119,7 +139,7 @@ void put(std::byte* at, std::uint16_t value) { std::memcpy(at, &value, sizeof va
 constexpr float kDeviationQ8 = 73.9F;
 constexpr float kDeviationQ4 = 4.61F;
 constexpr float kDeviationQ5 = 9.23F;
-constexpr float kDeviationQ4K = 230.0F;
+constexpr float kDeviationQ4K = 169.0F;  // the minima's codes are the scales'
 constexpr float kDeviationQ5K = 470.0F;
 constexpr float kDeviationIq4 = 67.4F;
 constexpr float kDeviationMxfp4 = 5.85F;
@@ -127,14 +147,16 @@ constexpr float kDeviationQ6K = 1366.0F;
 constexpr float kDeviationQ2K = 13.9F;
 constexpr float kDeviationQ3K = 43.3F;
 constexpr float kDeviationIq4Xs = 1245.0F;
-// Minima that leave no mean: half of the largest code.
-constexpr float kMeanQ4 = 7.5F;
+// Minima near half of the largest code; of Q4 types a whole one, as which OpenVINO GenAI stores it.
+constexpr float kMeanQ4 = 8.0F;
 constexpr float kMeanQ5 = 15.5F;
 constexpr float kMeanQ2 = 1.5F;
 
-/// One block of random bits with scales that make `deviation`.
+/// One block of random bits with scales that make `deviation`. Their sign is random: the mean of a type's codes, in every
+/// row the same, would add up from layer to layer until all prompts have the same logits.
 void random_block(TensorType type, float deviation, Random& random, std::byte* block) {
   const std::int64_t bytes = runtime::tensor_type_info(type).block_bytes;
+  if ((random.next() & 1) != 0) deviation = -deviation;
   random.fill(block, bytes);
   switch (type) {
     case TensorType::q8_0: put(block, half_of(deviation / kDeviationQ8)); break;
@@ -150,6 +172,8 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
       put(block + 2, half_of(deviation / kDeviationQ5 * -kMeanQ5));
       break;
     case TensorType::q4_k:
+      std::memcpy(block + 8, block + 4, 4);
+      for (int i = 12; i < 16; ++i) block[i] = (block[i] & std::byte{15}) | (block[i] << 4);
       put(block, half_of(deviation / kDeviationQ4K));
       put(block + 2, half_of(deviation / kDeviationQ4K * kMeanQ4));
       break;
@@ -165,7 +189,7 @@ void random_block(TensorType type, float deviation, Random& random, std::byte* b
     case TensorType::iq4_xs: put(block, half_of(deviation / kDeviationIq4Xs)); break;
     case TensorType::iq4_nl: put(block, half_of(deviation / kDeviationIq4)); break;
     case TensorType::mxfp4:  // a power of two: the nearest to the deviation
-      *block = static_cast<std::byte>(128 + std::lround(std::log2(deviation / kDeviationMxfp4)));
+      *block = static_cast<std::byte>(128 + std::lround(std::log2(std::fabs(deviation) / kDeviationMxfp4)));
       break;
     case TensorType::q6_k: put(block + bytes - 2, half_of(deviation / kDeviationQ6K)); break;
     default: break;
@@ -201,6 +225,31 @@ void random_vector(bool bias, std::int64_t n, Random& random, std::byte* out) {
   }
 }
 
+/// A tokenizer of bytes, one merge, as no real file has none, and an end of texts; the other tokens are unused, named
+/// as llama.cpp names them. Precondition: vocabulary >= 258.
+void write_tokenizer(std::int64_t vocabulary, HeaderWriter& metadata) {
+  enum Kind : std::int32_t { kNormal = 1, kControl = 3, kUnused = 5 };
+  const runtime::ByteAlphabet alphabet;
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte)
+    tokens.push_back(alphabet.character(static_cast<std::uint8_t>(byte)));
+  const std::array merges = {fmt::format("{} t", alphabet.character(' '))};
+  tokens.push_back(alphabet.character(' ') + "t");
+  std::vector<std::int32_t> kinds(static_cast<std::size_t>(vocabulary), kUnused);
+  std::fill_n(kinds.begin(), tokens.size(), kNormal);
+  const auto end = static_cast<std::int64_t>(tokens.size());
+  kinds[tokens.size()] = kControl;
+  tokens.emplace_back("<|endoftext|>");
+  while (tokens.size() < kinds.size()) tokens.push_back(fmt::format("[PAD{}]", tokens.size()));
+  metadata.entry("tokenizer.ggml.model", "gpt2");
+  metadata.entry("tokenizer.ggml.pre", "qwen2");
+  metadata.entry("tokenizer.ggml.tokens", tokens);
+  metadata.entry("tokenizer.ggml.token_type", kinds);
+  metadata.entry("tokenizer.ggml.merges", merges);
+  metadata.entry("tokenizer.ggml.bos_token_id", end);
+  metadata.entry("tokenizer.ggml.eos_token_id", end);
+}
+
 }  // namespace
 
 RandomModel::RandomModel(const ModelShape& shape, TensorType type, std::uint64_t seed) : seed_(seed) {
@@ -208,7 +257,7 @@ RandomModel::RandomModel(const ModelShape& shape, TensorType type, std::uint64_t
   if (!shape.tied) add("output.weight", shape.width, shape.vocabulary, type);
   add("output_norm.weight", shape.width, 1, TensorType::f32);
   for (std::int64_t i = 0; i < shape.layers; ++i) add_layer(shape, i, type);
-  write_header(shape);
+  write_header(shape, type);
   bytes_ = header_.size() + data_bytes_;
 }
 
@@ -266,7 +315,7 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
   add(named("ffn_down.weight"), shape.feed_forward, shape.width, type);
 }
 
-void RandomModel::write_header(const ModelShape& shape) {
+void RandomModel::write_header(const ModelShape& shape, TensorType type) {
   constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
   constexpr float kEpsilon = 1e-6F;
   const auto key = [&](const char* name) { return fmt::format("{}.{}", shape.architecture, name); };
@@ -274,7 +323,8 @@ void RandomModel::write_header(const ModelShape& shape) {
   metadata.entry("general.architecture", shape.architecture);
   metadata.entry("general.name", fmt::format("{} with random weights", shape.name));
   metadata.entry("general.alignment", static_cast<std::int64_t>(kAlignment));
-  metadata.entry("tokenizer.ggml.model", "no_vocab");
+  metadata.entry("general.file_type", kFileTypes[static_cast<std::size_t>(type)]);
+  write_tokenizer(shape.vocabulary, metadata);
   metadata.entry(key("vocab_size"), shape.vocabulary);
   metadata.entry(key("context_length"), shape.context);
   metadata.entry(key("embedding_length"), shape.width);

@@ -14,7 +14,8 @@ namespace headwater::bench {
 
 /// A GGUF file of a real shape with random weights, byte by byte what a file on a disk would be. Matrices are of one
 /// stored type, with about normal products: each weight has a deviation near 1 / sqrt(row length), so that logits stay
-/// finite through every layer. Norms and biases are F32. It has no tokenizer ("no_vocab", as llama.cpp calls it).
+/// finite through every layer. Norms and biases are F32. Its tokenizer is of bytes, with as many tokens as the shape: what
+/// OpenVINO GenAI and llama.cpp ask of a file is there.
 /// The same seed gives the same bytes on every machine and for every number of threads.
 class RandomModel {
  public:
@@ -39,7 +40,7 @@ class RandomModel {
   void add(std::string name, std::int64_t depth, std::int64_t rows, runtime::TensorType type,
            std::int64_t count = 1);
   void add_layer(const ModelShape& shape, std::int64_t index, runtime::TensorType type);
-  void write_header(const ModelShape& shape);
+  void write_header(const ModelShape& shape, runtime::TensorType type);
 
   std::uint64_t seed_;
   std::vector<Matrix> matrices_;
