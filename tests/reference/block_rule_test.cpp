@@ -69,6 +69,18 @@ PooledHead head_of(const std::vector<double>& queries, const LogitRule& rule = r
   return head;
 }
 
+/// One pool of query 1.
+std::vector<PooledHead> one_head(const LogitRule& rule = rule_of(1.0)) { return {head_of({1}, rule)}; }
+
+/// first .. last - 1 of each range, one after another.
+Positions numbers_of(std::initializer_list<std::pair<std::int64_t, std::int64_t>> ranges) {
+  Positions numbers;
+  for (const auto& [first, last] : ranges) {
+    for (std::int64_t b = first; b < last; ++b) numbers.push_back(static_cast<std::int32_t>(b));
+  }
+  return numbers;
+}
+
 TEST(BlockRule, SEL_2_LocalBeginsAtABlock) {
   EXPECT_EQ(aligned_local_begin(64, 16, 8), 48);
   EXPECT_EQ(aligned_local_begin(32, 10, 8), 24);  // from 22 up
@@ -216,7 +228,7 @@ TEST(BlockRule, SEL_5_NaNCountsAsMinusInfinity) {
 TEST(BlockRule, SEL_6_LargestVoteOfPoolsAndHeads) {
   const Summaries keys = summarize(column({1, 2, 4}), 3, 1);
   // e = (1, 2, 4), so (-3, -2, 0).
-  expect_near(block_votes(std::vector<PooledHead>{head_of({1})}, keys, 1), {-3, -2, 0});
+  expect_near(block_votes(one_head(), keys, 1), {-3, -2, 0});
   // e = (-1, -2, -4), so (0, -1, -3).
   expect_near(block_votes(std::vector<PooledHead>{head_of({-1})}, keys, 1), {0, -1, -3});
   expect_near(block_votes(std::vector<PooledHead>{head_of({1, -1})}, keys, 1), {0, -1, 0});
@@ -225,19 +237,17 @@ TEST(BlockRule, SEL_6_LargestVoteOfPoolsAndHeads) {
   expect_near(block_votes(std::vector<PooledHead>{head_of({1}), head_of({1}, rule_of(0.1))}, keys, 1),
               {-0.3, -0.2, 0});
   // e = 1 - 100 a, 2 - 99 a, 4 - 98 a with a = -2: the last keys are 0, 1, 2.
-  expect_near(block_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, -2.0))}, keys, 1),
-              {0, -1, -1});
+  expect_near(block_votes(one_head(rule_of(1.0, 0.0, -2.0)), keys, 1), {0, -1, -1});
 }
 
 TEST(BlockRule, SEL_6_LastKeyOfABlockIsItsPosition) {
   // Equal blocks of two keys that end at 1, 3, 5: the slope alone tells them apart.
   const Summaries keys = summarize(column({1, 1, 1, 1, 1, 1}), 3, 2);
-  expect_near(block_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, 0.25))}, keys, 2),
-              {-1, -0.5, 0});
+  expect_near(block_votes(one_head(rule_of(1.0, 0.0, 0.25)), keys, 2), {-1, -0.5, 0});
 }
 
 TEST(BlockRule, SEL_6_EqualValuesDifferByZero) {
-  const std::vector<PooledHead> heads{head_of({1})};
+  const std::vector<PooledHead> heads = one_head();
   // No variance of infinite keys is a number, so the summaries are written out.
   const auto of_means = [&](const std::vector<double>& means) {
     return block_votes(heads, Summaries{column(means), column(std::vector<double>(means.size(), 0.0))}, 1);
@@ -255,7 +265,7 @@ TEST(BlockRule, SEL_6_OneCandidateAndNone) {
 }
 
 TEST(BlockRule, SEL_6_VotesAreRoundedOnce) {
-  const std::vector<PooledHead> heads{head_of({1})};
+  const std::vector<PooledHead> heads = one_head();
   const BlockSet set = choose_set(heads, column({0.0, 1.0 / 3.0}), rule_options(0, 1, 1));
   EXPECT_EQ(set.block_votes, (std::vector<float>{static_cast<float>(-1.0 / 3.0), 0.0F}));
   // Equal as floats: the lower block is kept, although the higher one's estimate is larger.
@@ -303,7 +313,7 @@ TEST(BlockRule, MEM_7_PinnedTokensAreTheFirst) {
 TEST(BlockRule, SEL_7_WeightsOverTheKeptTokens) {
   const Matrix k = column({0, std::log(3.0)});
   const Positions tokens{4, 9};
-  expect_near(token_votes(std::vector<PooledHead>{head_of({1})}, tokens, k), {0.25, 0.75});
+  expect_near(token_votes(one_head(), tokens, k), {0.25, 0.75});
   expect_near(token_votes(std::vector<PooledHead>{head_of({-1})}, tokens, k), {0.75, 0.25});
   expect_near(token_votes(std::vector<PooledHead>{head_of({1, -1})}, tokens, k), {0.75, 0.75});
   expect_near(token_votes(std::vector<PooledHead>{head_of({1}), head_of({0})}, tokens, k), {0.5, 0.75});
@@ -316,8 +326,7 @@ TEST(BlockRule, SEL_7_LogitsHaveScaleCapAndSlopeAndNoSink) {
   rule.sink = 50.0;
   const double a = 3 * std::tanh(0.5 / 3) - 0.125 * 96;
   const double b = 3 * std::tanh(1.0 / 3) - 0.125 * 91;
-  expect_near(token_votes(std::vector<PooledHead>{head_of({1}, rule)}, tokens, k),
-              {1 / (1 + std::exp(b - a)), 1 / (1 + std::exp(a - b))});
+  expect_near(token_votes(one_head(rule), tokens, k), {1 / (1 + std::exp(b - a)), 1 / (1 + std::exp(a - b))});
 }
 
 TEST(BlockRule, SEL_7_NaNWeightsCountZero) {
@@ -350,10 +359,21 @@ TEST(BlockRule, SEL_8_LocalFollowsTheKeptTokens) {
 /// Keys of blocks of 2 before position 11 with L = 4, K = 2, H = 2: Local is [8, 11), candidates 0 .. 3.
 const std::vector<double> kKeys{5, -5, 1, 1, 3, 2, 0, 4, 9, 9, 9};
 
+/// The set of one head and pool of query 1 among keys of width 1.
+BlockSet set_of_keys(const std::vector<double>& keys, EffectiveOptions options, std::int64_t pinned = 0) {
+  options.pinned = pinned;
+  return choose_set(one_head(), column(keys), options);
+}
+/// The same where all are candidates (K = 1, L = 0).
+BlockSet set_of_keys(const std::vector<double>& keys, std::int64_t heavy = 1, std::int64_t refine = 1,
+                     std::int64_t pinned = 0) {
+  return set_of_keys(keys, rule_options(0, heavy, 1, refine), pinned);
+}
+
 TEST(BlockRule, SEL_8_SetsOfOneStageByHand) {
   const EffectiveOptions options = rule_options(4, 2, 2);
   // Estimates of query 1: 0 + 25/2, 1, 2.5 + 1/8, 2 + 4/2.
-  const BlockSet set = choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), options);
+  const BlockSet set = set_of_keys(kKeys, options);
   expect_near(std::vector<double>(set.block_votes.begin(), set.block_votes.end()), {0, -11.5, -9.875, -8.5});
   EXPECT_TRUE(set.token_votes.empty());
   EXPECT_EQ(set.positions, (Positions{0, 1, 8, 9, 10}));
@@ -361,8 +381,7 @@ TEST(BlockRule, SEL_8_SetsOfOneStageByHand) {
 
 TEST(BlockRule, SEL_8_SetsOfTwoStagesByHand) {
   // Blocks 0 and 3: tokens 0, 1, 6, 7 with logits 5, -5, 0, 4.
-  const BlockSet set =
-      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 2, 2, 2));
+  const BlockSet set = set_of_keys(kKeys, rule_options(4, 2, 2, 2));
   const double l = std::exp(5.0) + std::exp(-5.0) + 1 + std::exp(4.0);
   ASSERT_EQ(set.token_votes.size(), 4U);
   EXPECT_FLOAT_EQ(set.token_votes[0], static_cast<float>(std::exp(5.0) / l));
@@ -377,9 +396,7 @@ TEST(BlockRule, MEM_7_PinnedInBothStagesByHand) {
   std::vector<double> keys = kKeys;
   keys[0] = keys[1] = -9;
   const auto set_of = [&](std::int64_t heavy, std::int64_t refine, std::int64_t pinned) {
-    EffectiveOptions options = rule_options(4, heavy, 2, refine);
-    options.pinned = pinned;
-    return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), options);
+    return set_of_keys(keys, rule_options(4, heavy, 2, refine), pinned);
   };
   EXPECT_EQ(set_of(2, 1, 0).positions, (Positions{6, 7, 8, 9, 10}));
   EXPECT_EQ(set_of(2, 1, 2).positions, (Positions{0, 1, 8, 9, 10}));
@@ -403,15 +420,13 @@ TEST(BlockRule, MEM_7_PinnedInBothStagesByHand) {
 TEST(BlockRule, SEL_7_AllBlocksKeptNeedNoSecondStage) {
   // Four candidates, H = 8: all are kept, whatever R is.
   for (const std::int64_t refine : {1, 2, 16}) {
-    const BlockSet set =
-        choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 8, 2, refine));
+    const BlockSet set = set_of_keys(kKeys, rule_options(4, 8, 2, refine));
     EXPECT_EQ(set.block_votes.size(), 4U);
     EXPECT_TRUE(set.token_votes.empty());
     EXPECT_EQ(set.positions, (Positions{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
   }
   // H = 6 and R = 2: all four are kept at first, six of their tokens in the end.
-  const BlockSet set =
-      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(4, 6, 2, 2));
+  const BlockSet set = set_of_keys(kKeys, rule_options(4, 6, 2, 2));
   EXPECT_EQ(set.token_votes.size(), 8U);
   EXPECT_EQ(set.positions, (Positions{0, 2, 3, 4, 5, 7, 8, 9, 10}));
 }
@@ -419,19 +434,15 @@ TEST(BlockRule, SEL_7_AllBlocksKeptNeedNoSecondStage) {
 TEST(BlockRule, SEL_2_TokensBetweenCandidatesAndAnEmptyLocal) {
   // L = 2 and K = 4 at 11: Local would begin at 12, so it is empty, and 8 .. 10 are in no whole block before it.
   // Estimates: 0.5 + 12.75 / 2 and 2.25 + 2.1875 / 2.
-  const BlockSet set =
-      choose_set(std::vector<PooledHead>{head_of({1})}, column(kKeys), rule_options(2, 4, 4));
+  const BlockSet set = set_of_keys(kKeys, rule_options(2, 4, 4));
   EXPECT_EQ(set.block_votes, (std::vector<float>{0.0F, -3.53125F}));
   EXPECT_EQ(set.positions, (Positions{0, 1, 2, 3}));
 }
 
 TEST(BlockRule, SEL_6_TiesGoToTheLowerBlockAndToken) {
   const std::vector<double> equal(11, 1.0);
-  EXPECT_EQ(choose_set(std::vector<PooledHead>{head_of({1})}, column(equal), rule_options(4, 4, 2)).positions,
-            (Positions{0, 1, 2, 3, 8, 9, 10}));
-  EXPECT_EQ(
-      choose_set(std::vector<PooledHead>{head_of({1})}, column(equal), rule_options(4, 2, 2, 2)).positions,
-      (Positions{0, 1, 8, 9, 10}));
+  EXPECT_EQ(set_of_keys(equal, rule_options(4, 4, 2)).positions, (Positions{0, 1, 2, 3, 8, 9, 10}));
+  EXPECT_EQ(set_of_keys(equal, rule_options(4, 2, 2, 2)).positions, (Positions{0, 1, 8, 9, 10}));
 }
 
 TEST(BlockRule, NUM_2_SetsStayValidWhateverTheKeysAre) {
@@ -448,20 +459,12 @@ TEST(BlockRule, NUM_2_SetsStayValidWhateverTheKeysAre) {
         // Its block is the last choice: the mean may be infinite, the variance is NaN.
         EXPECT_EQ(set.block_votes[at / 2], -kInfF);
       }
-      const BlockSet blocks_alone =
-          choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), rule_options(4, 6, 2));
+      const BlockSet blocks_alone = set_of_keys(keys, rule_options(4, 6, 2));
       EXPECT_EQ(std::count(blocks_alone.positions.begin(), blocks_alone.positions.end(),
                            static_cast<std::int32_t>(at)),
                 0);
     }
   }
-}
-
-/// Numbers first, first + 1, ... last - 1.
-Positions numbers_of(std::int64_t first, std::int64_t last) {
-  Positions numbers;
-  for (std::int64_t b = first; b < last; ++b) numbers.push_back(static_cast<std::int32_t>(b));
-  return numbers;
 }
 
 /// The candidates whose vote is not -infinity.
@@ -478,11 +481,6 @@ std::vector<double> keys_by_region(const std::vector<double>& values, std::size_
   std::vector<double> keys;
   for (const double value : values) keys.insert(keys.end(), per_region, value);
   return keys;
-}
-
-/// The set of one head and pool of query 1 among keys of width 1, all candidates (K = 1, L = 0).
-BlockSet set_of_keys(const std::vector<double>& keys, std::int64_t heavy = 1, std::int64_t refine = 1) {
-  return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), rule_options(0, heavy, 1, refine));
 }
 
 TEST(BlockRule, SEL_12_MeanAndVarianceOfRegionsByHand) {
@@ -515,7 +513,7 @@ TEST(BlockRule, SEL_12_RegionsHaveTheMomentsOfTheirKeys) {
 }
 
 TEST(BlockRule, SEL_12_VotesOnRegions) {
-  const std::vector<PooledHead> heads{head_of({1})};
+  const std::vector<PooledHead> heads = one_head();
   std::vector<double> means(65, 0.0);
   means[7] = 2;
   means[64] = 3;
@@ -536,15 +534,14 @@ TEST(BlockRule, SEL_12_VotesOnRegions) {
 TEST(BlockRule, SEL_12_LastKeyOfARegionIsItsPosition) {
   // Equal regions of 64 keys: the slope alone tells them apart.
   const Summaries blocks{column(std::vector<double>(2049, 1.0)), column(std::vector<double>(2049, 0.0))};
-  const std::vector<double> votes =
-      region_votes(std::vector<PooledHead>{head_of({1}, rule_of(1.0, 0.0, 0.25))}, blocks, 2);
+  const std::vector<double> votes = region_votes(one_head(rule_of(1.0, 0.0, 0.25)), blocks, 2);
   ASSERT_EQ(votes.size(), 64U);
   for (std::size_t r = 0; r < 64; ++r) EXPECT_EQ(votes[r], -16.0 * static_cast<double>(63 - r));
   // With a cap between: what a region of large spread has is its estimate, capped, less the slope.
   Summaries spread = blocks;
   spread.variance.values[0] = 32 * 6;  // of region 0: 6, so e = 1 + 3
   const LogitRule rule = rule_of(1.0, 2.0, 0.0625);
-  const std::vector<double> capped = region_votes(std::vector<PooledHead>{head_of({1}, rule)}, spread, 2);
+  const std::vector<double> capped = region_votes(one_head(rule), spread, 2);
   EXPECT_NEAR(capped[0] - capped[1], 2 * std::tanh(2.0) - 2 * std::tanh(0.5) - 4, 1e-13);
 }
 
@@ -561,17 +558,17 @@ TEST(BlockRule, SEL_12_EachSideOf2048Candidates) {
     }
     return searched_of(set);
   };
-  EXPECT_EQ(searched(2047), numbers_of(0, 2047));
-  EXPECT_EQ(searched(2048), numbers_of(0, 2048));
-  EXPECT_EQ(searched(2049), numbers_of(1536, 2049));
-  EXPECT_EQ(searched(2079), numbers_of(1536, 2079));
-  EXPECT_EQ(searched(2080), numbers_of(1568, 2080));  // 65 whole regions
-  EXPECT_EQ(searched(2081), numbers_of(1568, 2081));
+  EXPECT_EQ(searched(2047), numbers_of({{0, 2047}}));
+  EXPECT_EQ(searched(2048), numbers_of({{0, 2048}}));
+  EXPECT_EQ(searched(2049), numbers_of({{1536, 2049}}));
+  EXPECT_EQ(searched(2079), numbers_of({{1536, 2079}}));
+  EXPECT_EQ(searched(2080), numbers_of({{1568, 2080}}));  // 65 whole regions
+  EXPECT_EQ(searched(2081), numbers_of({{1568, 2081}}));
 }
 
 TEST(BlockRule, SEL_12_ThresholdCountsCandidatesNotTokens) {
   // 2048 blocks of two keys and an empty Local; 4098 tokens hold one block more.
-  const std::vector<PooledHead> heads{head_of({1})};
+  const std::vector<PooledHead> heads = one_head();
   EXPECT_EQ(searched_of(choose_set(heads, Matrix(4097, 1), rule_options(0, 2, 2))).size(), 2048U);
   EXPECT_EQ(searched_of(choose_set(heads, Matrix(4098, 1), rule_options(0, 2, 2))).size(), 513U);
   EXPECT_EQ(searched_of(choose_set(heads, Matrix(2060, 1), rule_options(12, 1, 1))).size(), 2048U);
@@ -582,9 +579,7 @@ TEST(BlockRule, SEL_12_CandidatesInNoRegionAreSearched) {
   std::vector<double> keys = keys_by_region(std::vector<double>(64, 0.0));
   keys.insert(keys.end(), 20, -9.0);
   const BlockSet set = set_of_keys(keys);
-  Positions expected = numbers_of(0, 512);
-  const Positions last = numbers_of(2048, 2068);
-  expected.insert(expected.end(), last.begin(), last.end());
+  const Positions expected = numbers_of({{0, 512}, {2048, 2068}});
   EXPECT_EQ(searched_of(set), expected);
   EXPECT_EQ(set.block_votes.back(), -9.0F);
 }
@@ -611,26 +606,21 @@ TEST(BlockRule, SEL_12_SpreadOfMeansFindsARegion) {
   keys.push_back(0.0);
   for (std::size_t j = 1280; j < 1312; ++j) keys[j] = j % 2 == 0 ? 3.0 : -5.0;
   const BlockSet set = set_of_keys(keys, 16);
-  Positions expected = numbers_of(0, 15 * 32);
-  const Positions region = numbers_of(1280, 1312);
-  expected.insert(expected.end(), region.begin(), region.end());
-  expected.push_back(2048);
+  const Positions expected = numbers_of({{0, 15 * 32}, {1280, 1312}, {2048, 2049}});
   EXPECT_EQ(searched_of(set), expected);
   EXPECT_EQ(set.positions.front(), 1280);
   EXPECT_EQ(set.positions.back(), 1310);
 }
 
 TEST(BlockRule, SEL_12_TiesGoToTheLowerRegion) {
-  EXPECT_EQ(searched_of(set_of_keys(std::vector<double>(2080, 1.0))), numbers_of(0, 512));
+  EXPECT_EQ(searched_of(set_of_keys(std::vector<double>(2080, 1.0))), numbers_of({{0, 512}}));
   // 15 regions are better. Regions 40 and 50 have equal votes once these are rounded to F32.
   std::vector<double> values(65, -5.0);
   std::fill_n(values.begin() + 2, 15, 0.0);
   values[40] = -1.0 - 0x1p-40;
   values[50] = -1.0;
   const BlockSet set = set_of_keys(keys_by_region(values));
-  Positions expected = numbers_of(64, 17 * 32);
-  const Positions lower = numbers_of(40 * 32, 41 * 32);
-  expected.insert(expected.end(), lower.begin(), lower.end());
+  const Positions expected = numbers_of({{64, 17 * 32}, {40 * 32, 41 * 32}});
   EXPECT_EQ(searched_of(set), expected);
 }
 
@@ -641,7 +631,7 @@ TEST(BlockRule, SEL_12_RegionsSearchedGrowWithRAndH) {
   const auto expect_searched = [&](std::int64_t regions, std::int64_t heavy, std::int64_t key_block,
                                    std::int64_t refine) {
     EXPECT_EQ(searched_blocks(votes, 3203, rule_options(0, heavy, key_block, refine)),
-              numbers_of(32 * (100 - regions), 3203))
+              numbers_of({{32 * (100 - regions), 3203}}))
         << heavy << ", " << key_block << ", " << refine;
   };
   expect_searched(16, 1, 1, 1);
@@ -662,8 +652,8 @@ TEST(BlockRule, SEL_12_RegionsSearchedGrowWithRAndH) {
 }
 
 TEST(BlockRule, SEL_12_SearchedBlocksWithoutVotes) {
-  EXPECT_EQ(searched_blocks({}, 2048, rule_options(0, 1, 1)), numbers_of(0, 2048));
-  EXPECT_EQ(searched_blocks({}, 5, rule_options(0, 1, 1)), numbers_of(0, 5));
+  EXPECT_EQ(searched_blocks({}, 2048, rule_options(0, 1, 1)), numbers_of({{0, 2048}}));
+  EXPECT_EQ(searched_blocks({}, 5, rule_options(0, 1, 1)), numbers_of({{0, 5}}));
   EXPECT_TRUE(searched_blocks({}, 0, rule_options(0, 1, 1)).empty());
 }
 
@@ -687,25 +677,17 @@ TEST(BlockRule, MEM_7_PinnedBlocksOfRegionsThatAreNotSearched) {
   for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
   std::vector<double> keys = keys_by_region(values);
   keys.push_back(100.0);
-  const auto set_of = [&](std::int64_t heavy, std::int64_t refine, std::int64_t pinned) {
-    EffectiveOptions options = rule_options(0, heavy, 1, refine);
-    options.pinned = pinned;
-    return choose_set(std::vector<PooledHead>{head_of({1})}, column(keys), options);
-  };
   for (const std::int64_t pinned : {1, 2, 33, 40}) {
     SCOPED_TRACE(pinned);
     for (const std::int64_t refine : {1, 2}) {
       // Pinned tokens, the last region's first and the one in no region.
-      const BlockSet set = set_of(pinned + 2, refine, pinned);
-      Positions expected = numbers_of(0, pinned);
-      expected.push_back(64 * 32);
-      expected.push_back(2080);
-      EXPECT_EQ(set.positions, expected);
+      const BlockSet set = set_of_keys(keys, pinned + 2, refine, pinned);
+      EXPECT_EQ(set.positions, numbers_of({{0, pinned}, {64 * 32, 64 * 32 + 1}, {2080, 2081}}));
       EXPECT_EQ(set.block_votes[0], -kInfF);
-      EXPECT_EQ(searched_of(set), searched_of(set_of(pinned + 2, refine, 0)));
+      EXPECT_EQ(searched_of(set), searched_of(set_of_keys(keys, pinned + 2, refine, 0)));
     }
-    EXPECT_EQ(set_of(pinned, 1, pinned).positions, numbers_of(0, pinned));
-    EXPECT_EQ(set_of(pinned, 3, pinned).positions, numbers_of(0, pinned));
+    EXPECT_EQ(set_of_keys(keys, pinned, 1, pinned).positions, numbers_of({{0, pinned}}));
+    EXPECT_EQ(set_of_keys(keys, pinned, 3, pinned).positions, numbers_of({{0, pinned}}));
   }
 }
 
@@ -719,8 +701,7 @@ TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
     keys.push_back(1.0);
     keys[1290] = bad;
     const BlockSet set = set_of_keys(keys, 2);
-    Positions expected = numbers_of(0, 512);
-    expected.push_back(2080);
+    const Positions expected = numbers_of({{0, 512}, {2080, 2081}});
     EXPECT_EQ(searched_of(set), expected);
     EXPECT_EQ(set.block_votes[1281], -kInfF);
     EXPECT_EQ(set.positions, (Positions{0, 2080}));
@@ -733,8 +714,7 @@ TEST(BlockRule, SEL_12_NaNAndInfiniteKeys) {
   }
   // No region and no block is a number: equal votes, 0 where searched.
   const BlockSet none = set_of_keys(std::vector<double>(2081, kNaN), 2);
-  Positions expected = numbers_of(0, 512);
-  expected.push_back(2080);
+  const Positions expected = numbers_of({{0, 512}, {2080, 2081}});
   EXPECT_EQ(searched_of(none), expected);
   EXPECT_EQ(none.block_votes[2080], 0.0F);
   EXPECT_EQ(none.positions, (Positions{0, 1}));
@@ -744,16 +724,14 @@ TEST(BlockRule, SEL_12_LargestVoteOfPoolsAndHeadsOnRegions) {
   // Keys grow with the region: query 1 wants the last regions, query -1 the first, each with votes 0, -1, ...
   std::vector<double> values;
   for (int r = 0; r < 65; ++r) values.push_back(static_cast<double>(r));
-  Positions expected = numbers_of(0, 8 * 32);
-  const Positions last = numbers_of(57 * 32, 65 * 32);
-  expected.insert(expected.end(), last.begin(), last.end());
+  const Positions expected = numbers_of({{0, 8 * 32}, {57 * 32, 65 * 32}});
   const Matrix k = column(keys_by_region(values));
   const EffectiveOptions options = rule_options(0, 1, 1);
   EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1, -1})}, k, options)), expected);
   EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1}), head_of({-1})}, k, options)),
             expected);
   EXPECT_EQ(searched_of(choose_set(std::vector<PooledHead>{head_of({1, 1})}, k, options)),
-            numbers_of(49 * 32, 65 * 32));
+            numbers_of({{49 * 32, 65 * 32}}));
 }
 
 /// A query block of random rows and its set, by the reference and by the definition.
@@ -837,323 +815,6 @@ TEST(BlockRule, MEM_7_SetsAreThoseOfTheDefinition) {
   EffectiveOptions options = rule_options(5, 140, 1, 2);
   options.pinned = 70;  // more than two regions
   expect_defined_set(2200, options, 0.0, 0x1p-11);
-}
-
-constexpr std::int64_t kTokens = 43;
-
-Shape grouped_shape() {
-  Shape shape;
-  shape.n_layer = 1;
-  shape.n_head = 4;
-  shape.n_head_kv = 2;
-  shape.d_head = 4;
-  shape.d_value = 3;
-  shape.capacity = kTokens;
-  return shape;
-}
-
-Options block_options() {
-  Options options;
-  options.batch = 32;
-  options.chunk = 16;
-  options.local = 5;
-  options.heavy = 6;
-  options.select = Select::blocks;
-  options.key_block = 3;
-  options.query_block = 6;
-  options.pool = 2;
-  options.refine = 2;
-  return options;
-}
-
-/// What the observer was told of one chunk.
-struct Seen {
-  ChunkRecord record;
-  std::vector<std::int32_t> memory;
-  std::vector<float> block_votes, token_votes;
-};
-
-/// A session, the tensors that it is fed and what it gave.
-struct Fixture {
-  Shape shape = grouped_shape();
-  std::unique_ptr<Session> session;
-  std::vector<float> q, k, v, out;
-  std::vector<Seen> seen;
-
-  explicit Fixture(const Options& options = block_options())
-      : session(reference_engine().open(grouped_shape(), options)) {
-    test::Numbers numbers(3);
-    q = numbers.floats(kTokens * shape.n_head * shape.d_head, 2.0F);
-    k = numbers.floats(kTokens * shape.n_head_kv * shape.d_head, 2.0F);
-    v = numbers.floats(kTokens * shape.n_head_kv * shape.d_value);
-    out.assign(static_cast<std::size_t>(kTokens * shape.n_head * shape.d_value), kNaNF);
-    session->set_observer([this](const ChunkRecord& record) {
-      Seen chunk{record, {}, {}, {}};
-      const std::int64_t sets = shape.n_head_kv * record.query_blocks;
-      chunk.memory.assign(record.memory, record.memory + sets * record.memory_stride);
-      if (record.block_votes != nullptr) {
-        chunk.block_votes.assign(record.block_votes, record.block_votes + sets * record.candidate_blocks);
-      }
-      if (record.token_votes != nullptr) {
-        chunk.token_votes.assign(record.token_votes, record.token_votes + sets * record.voted_tokens);
-      }
-      seen.push_back(chunk);
-    });
-  }
-  void step(const Step& step) {
-    const std::int64_t p = session->tokens();
-    session->begin(step);
-    const Shape& s = shape;
-    session->attend(
-        0, Rows::token_major(q.data() + p * s.n_head * s.d_head, DType::f32, s.n_head, s.d_head),
-        Rows::token_major(k.data() + p * s.n_head_kv * s.d_head, DType::f32, s.n_head_kv, s.d_head),
-        Rows::token_major(v.data() + p * s.n_head_kv * s.d_value, DType::f32, s.n_head_kv, s.d_value),
-        MutableRows::token_major(out.data() + p * s.n_head * s.d_value, DType::f32, s.n_head, s.d_value));
-    session->end();
-  }
-  Fixture& steps(const std::vector<Step>& all) {
-    for (const Step& one : all) step(one);
-    return *this;
-  }
-  /// Outputs of the tokens [begin, end).
-  [[nodiscard]] std::vector<float> outputs(std::int64_t begin, std::int64_t end) const {
-    const std::int64_t width = shape.n_head * shape.d_value;
-    return {out.begin() + begin * width, out.begin() + end * width};
-  }
-  void change_token(std::int64_t j, float value) {
-    const auto fill = [&](std::vector<float>& rows) {
-      const std::int64_t width = static_cast<std::int64_t>(rows.size()) / kTokens;
-      std::fill(rows.begin() + j * width, rows.begin() + (j + 1) * width, value);
-    };
-    fill(q);
-    fill(k);
-    fill(v);
-  }
-};
-
-const std::vector<Step> kTwoTurns{Step::prefill(21), Step::decode(2), Step::prefill(20)};
-
-void expect_same(const Fixture& a, const Fixture& b) {
-  EXPECT_EQ(a.outputs(0, kTokens), b.outputs(0, kTokens));
-  ASSERT_EQ(a.seen.size(), b.seen.size());
-  for (std::size_t c = 0; c < a.seen.size(); ++c) {
-    EXPECT_EQ(a.seen[c].record.chunk.begin, b.seen[c].record.chunk.begin);
-    EXPECT_EQ(a.seen[c].memory, b.seen[c].memory);
-    EXPECT_EQ(a.seen[c].block_votes, b.seen[c].block_votes);
-    EXPECT_EQ(a.seen[c].token_votes, b.seen[c].token_votes);
-  }
-}
-
-TEST(BlockSessions, SEL_8_OneSetForEachKeyValueHeadAndQueryBlock) {
-  Fixture run;
-  run.steps(kTwoTurns);
-  ASSERT_EQ(run.seen.size(), 5U);  // [0, 16), [16, 21), decode, [23, 39), [39, 43)
-  const std::int64_t query_blocks[] = {3, 1, 0, 3, 1};
-  // Local begins at 12, none, 18, 36 (from 11, none, 18, 34): candidates 4, none, 6, 12.
-  const std::int64_t candidates[] = {0, 4, 0, 6, 12};
-  const std::int64_t counts[] = {0, 4 + 6, 0, 5 + 6, 3 + 6};
-  for (std::size_t c = 0; c < run.seen.size(); ++c) {
-    SCOPED_TRACE(c);
-    const ChunkRecord& record = run.seen[c].record;
-    EXPECT_EQ(record.query_blocks, query_blocks[c]);
-    EXPECT_EQ(record.candidate_blocks, candidates[c]);
-    EXPECT_EQ(record.memory_count, counts[c]);
-    EXPECT_EQ(record.voted_tokens, candidates[c] == 0 ? 0 : 12);
-    EXPECT_EQ(record.memory_stride, record.chunk.mode == ChunkMode::sparse ? 11 : 0);
-    EXPECT_EQ(record.memory == nullptr, record.chunk.mode != ChunkMode::sparse);
-  }
-  // The sets of a chunk differ: by query block, and by key/value head.
-  const std::vector<std::int32_t>& memory = run.seen[3].memory;
-  EXPECT_FALSE(std::equal(memory.begin(), memory.begin() + 11, memory.begin() + 11));
-  EXPECT_FALSE(std::equal(memory.begin(), memory.begin() + 11, memory.begin() + 33));
-}
-
-TEST(BlockSessions, SEL_9_NoScoresNoColumnSumsAndNoMemoryView) {
-  for (const ScoreType type : {ScoreType::bf16, ScoreType::f32}) {
-    Options options = block_options();
-    options.score_type = type;
-    Fixture run(options);
-    run.steps(kTwoTurns);
-    for (const Seen& chunk : run.seen) {
-      EXPECT_EQ(chunk.record.colsum_intra, nullptr);
-      EXPECT_EQ(chunk.record.colsum_inter, nullptr);
-    }
-    const ScoreView scores = run.session->scores(0);
-    const auto* bytes = static_cast<const unsigned char*>(scores.data);
-    const std::int64_t size = run.shape.n_head * kTokens * (type == ScoreType::bf16 ? 2 : 4);
-    EXPECT_EQ(std::count(bytes, bytes + size, 0), size);
-    const MemoryView memory = run.session->memory(0);
-    EXPECT_EQ(memory.data, nullptr);
-    EXPECT_EQ(memory.count, 0);
-    EXPECT_EQ(memory.width, 0);
-    EXPECT_EQ(run.session->memory_bytes().memory_sets, 0);
-  }
-}
-
-TEST(BlockSessions, SEL_11_SetsFollowFromTheReportedVotes) {
-  for (const std::int64_t refine : {1, 2}) {
-    Options options = block_options();
-    options.refine = refine;
-    Fixture run(options);
-    run.steps(kTwoTurns);
-    for (const Seen& chunk : run.seen) {
-      const ChunkRecord& record = chunk.record;
-      const std::int64_t begin = record.chunk.begin;
-      for (std::int64_t s = 0; s < run.shape.n_head_kv * record.query_blocks; ++s) {
-        const auto votes = std::span(chunk.block_votes)
-                               .subspan(static_cast<std::size_t>(s * record.candidate_blocks),
-                                        static_cast<std::size_t>(record.candidate_blocks));
-        Positions kept = tokens_of_best_blocks(votes, refine * options.heavy / 3, 3);
-        if (record.voted_tokens > 0) {
-          ASSERT_EQ(record.voted_tokens, static_cast<std::int64_t>(kept.size()));
-          kept = best_tokens(kept,
-                             std::span(chunk.token_votes)
-                                 .subspan(static_cast<std::size_t>(s * record.voted_tokens),
-                                          static_cast<std::size_t>(record.voted_tokens)),
-                             options.heavy);
-        }
-        Positions set = with_local(kept, aligned_local_begin(begin, options.local, 3), begin);
-        ASSERT_EQ(static_cast<std::int64_t>(set.size()), record.memory_count);
-        set.resize(static_cast<std::size_t>(record.memory_stride), -1);
-        EXPECT_TRUE(std::equal(set.begin(), set.end(), chunk.memory.begin() + s * record.memory_stride));
-      }
-    }
-  }
-}
-
-TEST(BlockSessions, SEL_10_NothingBeforeTheQueryBlockChanges) {
-  Fixture before;
-  before.steps(kTwoTurns);
-  bool earlier_rows_changed = false;
-  for (std::int64_t j = 0; j < kTokens; ++j) {
-    SCOPED_TRACE(j);
-    Fixture after;
-    after.change_token(j, 9.0F);
-    after.steps(kTwoTurns);
-    // First position that may change: the query block's begin; in a decode step the token itself.
-    std::int64_t first = j;
-    for (const Seen& chunk : before.seen) {
-      const Chunk& c = chunk.record.chunk;
-      if (c.begin <= j && j < c.end && c.mode == ChunkMode::sparse) {
-        first = c.begin + (j - c.begin) / 6 * 6;
-      }
-    }
-    EXPECT_EQ(before.outputs(0, first), after.outputs(0, first));
-    EXPECT_NE(before.outputs(j, j + 1), after.outputs(j, j + 1));
-    earlier_rows_changed = earlier_rows_changed || before.outputs(first, j) != after.outputs(first, j);
-  }
-  EXPECT_TRUE(earlier_rows_changed);  // else the law would be the plain one, and pools not read
-}
-
-TEST(BlockSessions, NUM_2_BadRowsReachNoEarlierChunkAndSetsStayValid) {
-  Fixture before;
-  before.steps(kTwoTurns);
-  for (const float bad : {kNaNF, kInfF, -kInfF}) {
-    for (std::int64_t j = 0; j < kTokens; ++j) {
-      Fixture after;
-      after.change_token(j, bad);
-      after.steps(kTwoTurns);
-      const auto chunk = std::find_if(before.seen.begin(), before.seen.end(),
-                                      [&](const Seen& seen) { return j < seen.record.chunk.end; });
-      const std::int64_t first = chunk->record.chunk.begin;
-      EXPECT_EQ(before.outputs(0, first), after.outputs(0, first));
-      for (const Seen& seen : after.seen) {
-        for (std::int64_t s = 0; s < 2 * seen.record.query_blocks; ++s) {
-          const std::int32_t* set = seen.memory.data() + s * seen.record.memory_stride;
-          for (std::int64_t e = 0; e < seen.record.memory_stride; ++e) {
-            if (e >= seen.record.memory_count) {
-              EXPECT_EQ(set[e], -1);
-            } else {
-              EXPECT_LT(e == 0 ? -1 : set[e - 1], set[e]);
-              EXPECT_LT(set[e], seen.record.chunk.begin);
-            }
-          }
-        }
-        for (const float vote : seen.block_votes) EXPECT_LE(vote, 0.0F);
-        for (const float vote : seen.token_votes) EXPECT_TRUE(vote >= 0.0F && vote <= 1.0F);
-      }
-    }
-  }
-}
-
-TEST(BlockSessions, PLAN_2_CallsCutAtMultiplesOfTheChunk) {
-  Fixture whole;
-  whole.steps({Step::prefill(kTokens)});
-  Fixture cut;
-  cut.steps({Step::prefill(16, kTokens), Step::prefill(16), Step::prefill(11)});
-  expect_same(whole, cut);
-  Options options = block_options();
-  options.schedule = Schedule::chunk_major;
-  Fixture other(options);
-  other.steps({Step::prefill(32, kTokens), Step::prefill(11)});
-  expect_same(whole, other);
-}
-
-TEST(BlockSessions, SCHED_2_BothSchedulesAgree) {
-  Fixture layer_major;
-  layer_major.steps(kTwoTurns);
-  Options options = block_options();
-  options.schedule = Schedule::chunk_major;
-  Fixture chunk_major(options);
-  expect_same(layer_major, chunk_major.steps(kTwoTurns));
-}
-
-TEST(BlockSessions, SEL_9_ResetGivesTheSameAgain) {
-  Fixture twice;
-  twice.steps({Step::prefill(40)});
-  twice.session->reset();
-  twice.seen.clear();
-  twice.steps(kTwoTurns);
-  Fixture once;
-  expect_same(once.steps(kTwoTurns), twice);
-}
-
-/// The rows that a session stored are all that carries over: the second turn does not depend on how they came.
-TEST(BlockSessions, SEL_9_OnlyStoredRowsCarryOver) {
-  Fixture prefilled;
-  prefilled.steps({Step::prefill(20), Step::decode(3), Step::prefill(20)});
-  Fixture decoded;
-  decoded.steps({Step::decode(23), Step::prefill(20)});
-  EXPECT_EQ(prefilled.outputs(23, kTokens), decoded.outputs(23, kTokens));
-  EXPECT_EQ(prefilled.seen.back().memory, decoded.seen.back().memory);
-  EXPECT_NE(prefilled.outputs(0, 20), decoded.outputs(0, 20));
-}
-
-TEST(BlockSessions, SEL_8_AMemoryOfAllHistoryIsDense) {
-  Options options = block_options();
-  options.dense = true;
-  Fixture dense(options);
-  dense.steps(kTwoTurns);
-  options.dense = false;
-  options.clamp = false;
-  const auto expect_dense = [&](std::int64_t local, std::int64_t heavy, std::int64_t key_block) {
-    SCOPED_TRACE(testing::Message() << local << ", " << heavy << ", " << key_block);
-    options.local = local;
-    options.heavy = heavy;
-    options.key_block = key_block;
-    Fixture run(options);
-    run.steps(kTwoTurns);
-    for (std::size_t i = 0; i < dense.out.size(); ++i) EXPECT_NEAR(run.out[i], dense.out[i], 2e-7);
-  };
-  expect_dense(kTokens, 0, 3);
-  expect_dense(kTokens + 2, 6, 3);
-  expect_dense(0, kTokens, 1);  // every block holds one key
-  expect_dense(1, 39, 1);
-  expect_dense(8, 40, 5);  // L >= K: no token lies between candidates and Local
-}
-
-TEST(BlockSessions, SEL_9_StoredRowsAreRead) {
-  // Keys of BF16: the summaries are of the rounded rows, which F32 rows that are rounded already give.
-  Shape shape = grouped_shape();
-  shape.kv_type = DType::bf16;
-  Fixture rounded;
-  rounded.session = reference_engine().open(shape, block_options());
-  rounded.steps(kTwoTurns);
-  Fixture exact;
-  for (float& value : exact.k) value = static_cast<float>(from_bf16(round_to_bf16(value)));
-  for (float& value : exact.v) value = static_cast<float>(from_bf16(round_to_bf16(value)));
-  exact.steps(kTwoTurns);
-  EXPECT_EQ(rounded.outputs(0, kTokens), exact.outputs(0, kTokens));
 }
 
 }  // namespace

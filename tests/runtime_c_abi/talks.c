@@ -48,6 +48,10 @@ headwater_conversation* talk_of(headwater_model* model, int32_t select, int64_t 
   return talk_with(model, &attention, capacity, dense_tail);
 }
 
+headwater_conversation* small_talk(headwater_model* model, int32_t select) {
+  return talk_of(model, select, 200, 32, 32, 64);
+}
+
 int64_t tokens_of(const headwater_conversation* talk) {
   int64_t tokens = -1;
   OK(headwater_conversation_tokens(talk, &tokens));

@@ -15,6 +15,9 @@ void check_call(headwater_status actual, headwater_status expected, const char* 
 #define FAILS(call, status, part) check_call((call), (status), (part), #call, __FILE__, __LINE__)
 #define REFUSED(call, part) FAILS(call, HEADWATER_INVALID_ARGUMENT, part)
 
+#define MODEL_FILE MODELS "/headwater-tiny-f16.gguf"
+enum { VOCABULARY = 4096 }; /* its own */
+
 headwater_model* opened(const char* path);
 /* Memory sets of 8 local and 8 heavy tokens, one thread. */
 void small_attention(headwater_options* attention, int32_t select, int64_t chunk, int64_t batch);
@@ -22,8 +25,21 @@ headwater_conversation* talk_with(headwater_model* model, const headwater_option
                                   int64_t capacity, int64_t dense_tail);
 headwater_conversation* talk_of(headwater_model* model, int32_t select, int64_t capacity, int64_t chunk,
                                 int64_t batch, int64_t dense_tail);
+/* Of 200 tokens in chunks of 32. */
+headwater_conversation* small_talk(headwater_model* model, int32_t select);
 int64_t tokens_of(const headwater_conversation* talk);
 
+void test_model(headwater_model* model);
+void test_model_options(void);
+void test_tokens(headwater_model* model);
+void test_chat(void);
+void test_long_texts(void);
+void test_conversation_options(headwater_model* model);
+void test_conversation(headwater_model* model);
+void test_compare_other_chunks(headwater_model* model);
+void test_cache_types(headwater_model* model);
+void test_long_windows(void);
+void test_sampling(void);
 /* Conversations that go on in several. */
 void test_forks(const char* path);
 /* A fork and what it was made of, on two threads. */
