@@ -142,6 +142,16 @@ TEST(RandomModel, HasATokenizerOfBytes) {
   }
 }
 
+// The suite's own rows: fewer than the bytes, and none are written beyond the table of kinds.
+TEST(RandomModel, HasNoTokenizerForFewerTokensThanItNeeds) {
+  for (const std::int64_t vocabulary : {1, 64, 257}) {
+    ModelShape shape = small("llama", true);
+    shape.vocabulary = vocabulary;
+    const auto file = in_memory(RandomModel(shape, TensorType::q8_0, 1), "random", 2);
+    EXPECT_FALSE(file->has("tokenizer.ggml.tokens")) << vocabulary;
+  }
+}
+
 // Beyond 2^17 rows: in 32 bytes at random no two of them are the same.
 TEST(RandomModel, HasOtherWeightsInEveryRowOfALargeVocabulary) {
   ModelShape shape = small("llama", false);

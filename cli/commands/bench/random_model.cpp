@@ -226,8 +226,13 @@ void random_vector(bool bias, std::int64_t n, Random& random, std::byte* out) {
 }
 
 /// A tokenizer of bytes, one merge, as no real file has none, and an end of texts; the other tokens are unused, named
-/// as llama.cpp names them. Precondition: vocabulary >= 258.
+/// as llama.cpp names them. A smaller vocabulary, of the project's own benchmarks, has none ("no_vocab").
 void write_tokenizer(std::int64_t vocabulary, HeaderWriter& metadata) {
+  constexpr std::int64_t kLeast = 258;
+  if (vocabulary < kLeast) {
+    metadata.entry("tokenizer.ggml.model", "no_vocab");
+    return;
+  }
   enum Kind : std::int32_t { kNormal = 1, kControl = 3, kUnused = 5 };
   const runtime::ByteAlphabet alphabet;
   std::vector<std::string> tokens;
