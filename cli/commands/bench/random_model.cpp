@@ -236,6 +236,7 @@ void write_tokenizer(std::int64_t vocabulary, HeaderWriter& metadata) {
   enum Kind : std::int32_t { kNormal = 1, kControl = 3, kUnused = 5 };
   const runtime::ByteAlphabet alphabet;
   std::vector<std::string> tokens;
+  tokens.reserve(static_cast<std::size_t>(vocabulary));
   for (int byte = 0; byte < 256; ++byte)
     tokens.push_back(alphabet.character(static_cast<std::uint8_t>(byte)));
   const std::array merges = {fmt::format("{} t", alphabet.character(' '))};
