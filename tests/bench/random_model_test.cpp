@@ -100,7 +100,7 @@ TEST(RandomModel, HasWeightsWithoutAMeanAndMinimaOfWholeSteps) {
   }
 }
 
-// Without one of these keys OpenVINO GenAI or llama.cpp refuses a file.
+// Keys that OpenVINO GenAI refuses a file without, and the file types as llama.cpp numbers them.
 TEST(RandomModel, IsCompleteForOtherPrograms) {
   const std::map<TensorType, std::int64_t> file_types = {
       {TensorType::f32, 0},   {TensorType::f16, 1},   {TensorType::bf16, 32},   {TensorType::q8_0, 7},

@@ -14,8 +14,8 @@ namespace headwater::bench {
 
 /// A GGUF file of a real shape with random weights, byte by byte what a file on a disk would be. Matrices are of one
 /// stored type, with about normal products: each weight has a deviation near 1 / sqrt(row length), so that logits stay
-/// finite through every layer. Norms and biases are F32. Its tokenizer is of bytes, with as many tokens as the shape: what
-/// OpenVINO GenAI and llama.cpp ask of a file is there.
+/// finite through every layer. Norms and biases are F32. Its tokenizer is of bytes, with as many tokens as the shape, since
+/// OpenVINO GenAI reads no file without one; a shape of fewer than 258 tokens has none ("no_vocab").
 /// The same seed gives the same bytes on every machine and for every number of threads.
 class RandomModel {
  public:
