@@ -16,6 +16,7 @@
 #include "headwater/state.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "optimized/threads/team.hpp"
+#include "runtime/model/kernels/tile_kernels.hpp"
 #include "runtime/model/sinks.hpp"
 
 namespace headwater::runtime {
@@ -129,8 +130,10 @@ void Transformer::take_workspaces() {
   positions_.reserve(static_cast<std::size_t>(most));
   residual_ = AlignedBuffer(bytes(most, config.width));
   normed_ = AlignedBuffer(bytes(rows, config.width, element));
-  qkv_ = AlignedBuffer(bytes(most, qkv_width_));
   bf16_rows_ = session_shape_.kv_type == DType::bf16 && model_->precision() == Precision::bf16;
+  heads_in_tiles_ =
+      kStripColumns % config.d_head == 0 && config.head_norms != HeadNorms::together && config.latent == 0;
+  qkv_ = AlignedBuffer(bytes(bf16_rows_ && heads_in_tiles_ ? slots() : most, qkv_width_));
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
   attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
   hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
@@ -560,51 +563,97 @@ void Transformer::expand_latent(const LayerWeights& layer, std::int64_t n) {
   });
 }
 
-/// Norms of heads and rotation, in place, and rounding where the engine gets rounded rows.
-void Transformer::prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n) {
+/// Queries, keys and values as attention reads them: value (+ bias[column]), with the norms of heads, the rotation, and
+/// rounding where the engine gets rounded rows. A head must lie in one tile.
+class Transformer::HeadSink final : public TileSink {
+ public:
+  HeadSink(const Transformer& of, const LayerWeights& layer, const LayerSpec& spec)
+      : of_(of),
+        config_(of.model_->config()),
+        layer_(layer),
+        pairs_(static_cast<std::int64_t>(config_.rotations.front().inverse.size())),
+        rotated_(spec.rotation != LayerSpec::kNotRotated),
+        turn_(config_.rope_layout == RopeLayout::adjacent_pairs ? kernels().rotate_adjacent
+                                                                : kernels().rotate_halves) {
+    const bool long_one = config_.long_beyond > 0 && of.session().shape().capacity > config_.long_beyond;
+    const int own = HEADWATER_SABOTAGE("runtime.layers.one_rotation") ? 0 : spec.rotation;
+    if (rotated_) table_ = (own + (long_one ? 1 : 0)) * 2 * pairs_;
+  }
+
+  void take(const Tile& tile) const override {
+    const float* const bias = layer_.qkv_bias.empty() ? nullptr : layer_.qkv_bias.data() + tile.column;
+    float values[Projection::kPanelWidth];
+    for (std::int64_t r = 0; r < tile.rows; ++r) {
+      const std::int64_t row = tile.row + r;
+      float* const x = of_.bf16_rows_ ? values : of_.qkv_row(row) + tile.column;
+      std::copy_n(tile.values + r * tile.stride, tile.columns, x);
+      for (std::int64_t c = 0; bias != nullptr && c < tile.columns; ++c) x[c] += bias[c];
+      finish(row, tile.column, tile.columns, x);
+    }
+  }
+
+  /// What follows the product and its bias, on `columns` of the row that begin with a whole head.
+  void finish(std::int64_t row, std::int64_t column, std::int64_t columns, float* x) const {
+    const Kernels& loops = kernels();
+    const float* const cosine = of_.rotation_.floats() + row * of_.rotation_width() + table_;
+    std::int64_t heads = config_.heads + config_.heads_kv;
+    if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
+    const float sharper = of_.temperature(row);
+    const std::int64_t d = config_.d_head;
+    const std::int64_t last = std::min(heads, (column + columns) / d);
+    for (std::int64_t h = column / d; h < last; ++h) {
+      float* const head = x + h * d - column;
+      if (config_.head_norms == HeadNorms::each) {
+        const std::vector<float>& weight = h < config_.heads ? layer_.query_norm : layer_.key_norm;
+        loops.rms_norm(head, weight.data(), d, config_.norm_epsilon, head);
+      }
+      if (rotated_) turn_(head, cosine, cosine + pairs_, pairs_);
+      if (sharper == 1 || h >= config_.heads) continue;
+      for (std::int64_t i = 0; i < d; ++i) head[i] *= sharper;
+    }
+    if (of_.bf16_rows_) loops.to_bf16(x, columns, of_.rounded_row(row) + column);
+  }
+
+ private:
+  const Transformer& of_;
+  const ModelConfig& config_;
+  const LayerWeights& layer_;
+  std::int64_t pairs_;
+  std::int64_t table_ = 0;  // where the layer's rotation begins in a row of rotation_
+  bool rotated_;
+  decltype(Kernels::rotate_halves) turn_;
+};
+
+/// The layer's queries, keys and values, of normed_.
+void Transformer::project_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n) {
   const ModelConfig& config = model_->config();
   const Kernels& loops = kernels();
-  const auto pairs = static_cast<std::int64_t>(config.rotations.front().inverse.size());
-  const bool rotated = spec.rotation != LayerSpec::kNotRotated;
-  const bool long_one = config.long_beyond > 0 && session().shape().capacity > config.long_beyond;
-  const int own = HEADWATER_SABOTAGE("runtime.layers.one_rotation") ? 0 : spec.rotation;
-  const std::int64_t table = rotated ? (own + (long_one ? 1 : 0)) * 2 * pairs : 0;
-  const auto turn =
-      config.rope_layout == RopeLayout::adjacent_pairs ? loops.rotate_adjacent : loops.rotate_halves;
+  const HeadSink heads(*this, layer, spec);
+  Stopwatch watch;
+  if (heads_in_tiles_ && !few_) {
+    project(*layer.qkv, normed_.data(), n, heads);
+    watch.lap(times_.projections);
+    return;
+  }
+  project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
+  if (layer.latent) expand_latent(layer, n);
+  watch.lap(times_.projections);
   for_each_row(threads_, n, [&](std::int64_t row) {
-    const float* const cosine = rotation_.floats() + row * rotation_width() + table;
-    std::int64_t heads = config.heads + config.heads_kv;
-    if (HEADWATER_SABOTAGE("runtime.heads.first_128_rotated")) heads = std::min<std::int64_t>(heads, 128);
-    float* const rows = qkv_.floats() + row * qkv_width_;
-    const float sharper = temperature(row);
+    float* const rows = qkv_row(row);
     if (config.head_norms == HeadNorms::together) {
       const std::int64_t queries = config.heads * config.d_head;
       loops.rms_norm(rows, layer.query_norm.data(), queries, config.norm_epsilon, rows);
       loops.rms_norm(rows + queries, layer.key_norm.data(), config.heads_kv * config.d_head,
                      config.norm_epsilon, rows + queries);
     }
-    for (std::int64_t h = 0; h < heads; ++h) {
-      float* const x = rows + h * config.d_head;
-      const std::vector<float>& weight = h < config.heads ? layer.query_norm : layer.key_norm;
-      if (config.head_norms == HeadNorms::each) {
-        loops.rms_norm(x, weight.data(), config.d_head, config.norm_epsilon, x);
-      }
-      if (rotated) turn(x, cosine, cosine + pairs, pairs);
-      if (sharper == 1 || h >= config.heads) continue;
-      for (std::int64_t i = 0; i < config.d_head; ++i) x[i] *= sharper;
-    }
-    if (!bf16_rows_) return;
-    loops.to_bf16(qkv_.floats() + row * qkv_width_, qkv_width_,
-                  reinterpret_cast<std::uint16_t*>(narrow_.data()) + row * qkv_width_);
+    heads.finish(row, 0, qkv_width_, rows);
   });
+  watch.lap(times_.other);
 }
 
 Rows Transformer::rows_at(std::int64_t column, std::int64_t width, std::int64_t row) const {
-  const std::int64_t at = row * qkv_width_ + column;
-  if (bf16_rows_) {
-    return {reinterpret_cast<const std::uint16_t*>(narrow_.data()) + at, DType::bf16, qkv_width_, width};
-  }
-  return {qkv_.floats() + at, DType::f32, qkv_width_, width};
+  if (bf16_rows_) return {rounded_row(row) + column, DType::bf16, qkv_width_, width};
+  return {qkv_row(row) + column, DType::f32, qkv_width_, width};
 }
 
 void Transformer::show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const {
@@ -746,11 +795,8 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   Stopwatch watch;
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
-  project(*layer.qkv, normed_.data(), n, StoreSink(qkv_.floats(), qkv_width_, layer.qkv_bias));
-  if (layer.latent) expand_latent(layer, n);
-  watch.lap(times_.projections);
-  prepare_heads(layer, spec, n);
-  watch.lap(times_.other);
+  project_heads(layer, spec, n);
+  watch = Stopwatch();
   const double selected = selection_seconds();
   attend(index, n);
   watch.lap(times_.attention);

@@ -143,6 +143,7 @@ class Transformer {
 
  private:
   class Stopwatch;
+  class HeadSink;
   /// Memory for steps of the sessions that are there.
   void take_workspaces();
   /// Of the buffers with padding. Rows of decode steps of one token are F32: each takes the room of two of BF16.
@@ -190,7 +191,7 @@ class Transformer {
                   float scale);
   /// Keys and values of latent rows, to their places beside the queries.
   void expand_latent(const LayerWeights& layer, std::int64_t n);
-  void prepare_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
+  void project_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
   /// Whether rows go through the layers in the model's precision, or as few rows of F32.
@@ -203,6 +204,11 @@ class Transformer {
   /// count x vocabulary floats to `out`.
   void project_logits(std::int64_t first, std::int64_t count, float* out);
   void show(LayerView::Stage stage, std::int64_t layer, std::int64_t n) const;
+  /// Of queries, keys and values.
+  [[nodiscard]] float* qkv_row(std::int64_t row) const { return qkv_.floats() + row * qkv_width_; }
+  [[nodiscard]] std::uint16_t* rounded_row(std::int64_t row) const {
+    return reinterpret_cast<std::uint16_t*>(narrow_.data()) + row * qkv_width_;
+  }
   [[nodiscard]] Rows rows_at(std::int64_t column, std::int64_t width, std::int64_t row = 0) const;
 
   std::shared_ptr<const Model> model_;
@@ -221,13 +227,14 @@ class Transformer {
   std::int64_t initialised_rows_ = 0;  // of the workspaces with padding
   bool few_ = false;                   // the rows of decode steps of one token: F32 throughout
   bool bf16_rows_ = false;             // queries, keys and values go to the engine as BF16
+  bool heads_in_tiles_ = false;        // a head lies in one tile of a product
   std::vector<RowBlock> blocks_;
   std::shared_ptr<Relay> relay_;
   EffectiveOptions options_;
   std::vector<ProjectionScratch> scratch_;
   AlignedBuffer residual_;       // [n][width] F32
   AlignedBuffer normed_;         // [n + padding][width], precision or F32
-  AlignedBuffer qkv_;            // [n][qkv_width] F32
+  AlignedBuffer qkv_;            // [n][qkv_width] F32; of few rows where tiles go to narrow_
   AlignedBuffer narrow_;         // the same rounded to BF16, where attention multiplies that
   AlignedBuffer latent_;         // [n][latent and rotated elements] F32
   AlignedBuffer latent_normed_;  // [n + padding][latent], precision or F32
