@@ -93,7 +93,7 @@ TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
                                                  {128, 128},
                                                  {255, 256},
                                                  {256, 256}}) {
-      SketchColumns taken{integers_each, columns, {}};
+      SketchColumns taken{integers_each, columns, {}, width};
       for (std::int64_t x = 0; x < columns; ++x) taken.column[x] = static_cast<std::int32_t>(2 * x + x / 16);
       std::vector<float> values(static_cast<std::size_t>(n * width));
       for (float& x : values) x = normal(random);

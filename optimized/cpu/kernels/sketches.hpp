@@ -11,32 +11,85 @@ namespace {
 /// Adding and subtracting it rounds |x| < 2^22 to the nearest integer, ties to even.
 inline constexpr float kRoundsToInteger = 12582912.0f;
 
-/// The columns of a row, widened. Bits: the type of a stored element.
+/// The columns of a row from the first on, widened. Bits: the type of a stored element.
 template <class Bits, class Widen>
-inline void take_columns(const unsigned char* row, const SketchColumns& columns, const Widen& widen,
-                         float* to) {
-  for (std::int64_t x = 0; x < columns.n; ++x) {
+inline void take_columns(const unsigned char* row, const SketchColumns& columns, std::int64_t first,
+                         const Widen& widen, float* to) {
+  for (std::int64_t x = first; x < columns.n; ++x) {
     Bits bits = 0;
     __builtin_memcpy(&bits, row + columns.column[x] * static_cast<std::int64_t>(sizeof bits), sizeof bits);
     to[x] = widen(bits);
   }
 }
 
-/// SKE-4. One: one_f16() and one_bf16() widen an element.
-template <class One>
+/// Columns in whole vectors of a row, for ISAs whose V::store_chosen() packs lanes.
+template <class V>
+struct ChosenLanes {
+  explicit ChosenLanes(const SketchColumns& columns) {
+    const std::int64_t whole = columns.of / V::kWidth;
+    const std::int64_t end = (whole < kMostVectors ? whole : kMostVectors) * V::kWidth;
+    for (; n < columns.n && columns.column[n] < end; ++n) {
+      const std::int32_t column = columns.column[n];
+      while (vectors <= column / V::kWidth) first[vectors] = n, mask[vectors++] = 0;
+      mask[vectors - 1] |= static_cast<typename V::Mask>(1u << column % V::kWidth);
+    }
+  }
+
+  template <DType Type>
+  void take(const unsigned char* row, float* to) const {
+    constexpr std::int64_t kVectorBytes = V::kWidth * (Type == DType::f32 ? 4 : 2);
+    for (std::int64_t v = 0; v < vectors; ++v, row += kVectorBytes) {
+      if constexpr (Type == DType::f32)
+        V::store_chosen(to + first[v], mask[v], V::load(reinterpret_cast<const float*>(row)));
+      if constexpr (Type == DType::f16) V::store_chosen(to + first[v], mask[v], V::load_f16(row));
+      if constexpr (Type == DType::bf16) V::store_chosen(to + first[v], mask[v], V::load_bf16(row));
+    }
+  }
+
+  static constexpr std::int64_t kMostVectors = 64;
+  std::int64_t n = 0;  // columns in them
+  std::int64_t vectors = 0;
+  std::int64_t first[kMostVectors];  // columns before the vector
+  typename V::Mask mask[kMostVectors];
+};
+
+/// The same where the ISA has no such instruction: none.
+struct NoLanes {
+  explicit NoLanes(const SketchColumns&) {}
+  template <DType>
+  void take(const unsigned char*, float*) const {}
+  static constexpr std::int64_t n = 0;
+};
+
+/// SKE-4. V: one_f16() and one_bf16() widen an element.
+template <class V>
 void sketch_rows(const void* rows, std::int64_t stride, std::int64_t n_rows, DType type,
                  const SketchColumns& columns, float* integers, float* units) {
   constexpr std::uint32_t kInfinity = 0x7F800000u;
+  constexpr std::int64_t kPadding = 16;  // lanes after the chosen ones become zeros
+  float taken[kMostSketchColumns + kPadding] = {};
+  const auto lanes = [&] {
+    if constexpr (requires { V::store_chosen; })
+      return ChosenLanes<V>(columns);
+    else
+      return NoLanes(columns);
+  }();
   for (std::int64_t r = 0; r < n_rows; ++r) {
     const auto* row = static_cast<const unsigned char*>(rows) + r * stride;
-    float taken[kMostSketchColumns] = {};
     switch (type) {
       case DType::f32:
+        lanes.template take<DType::f32>(row, taken);
         take_columns<std::uint32_t>(
-            row, columns, [](std::uint32_t bits) { return __builtin_bit_cast(float, bits); }, taken);
+            row, columns, lanes.n, [](std::uint32_t bits) { return __builtin_bit_cast(float, bits); }, taken);
         break;
-      case DType::f16: take_columns<std::uint16_t>(row, columns, One::one_f16, taken); break;
-      case DType::bf16: take_columns<std::uint16_t>(row, columns, One::one_bf16, taken); break;
+      case DType::f16:
+        lanes.template take<DType::f16>(row, taken);
+        take_columns<std::uint16_t>(row, columns, lanes.n, V::one_f16, taken);
+        break;
+      case DType::bf16:
+        lanes.template take<DType::bf16>(row, taken);
+        take_columns<std::uint16_t>(row, columns, lanes.n, V::one_bf16, taken);
+        break;
     }
     std::uint32_t largest = 0;
     for (std::int64_t x = 0; x < columns.width; ++x) {

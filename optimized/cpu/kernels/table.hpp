@@ -50,7 +50,8 @@ constexpr std::int64_t sketch_width(std::int64_t d) {
 struct SketchColumns {
   std::int64_t width;  ///< sketch_width()
   std::int64_t n;
-  std::int32_t column[kMostSketchColumns];
+  std::int32_t column[kMostSketchColumns];  ///< ascending
+  std::int64_t of;                          ///< elements of a row
 };
 /// The largest integer of a sketch (SKE-4).
 inline constexpr float kSketchInteger = 127.0f;

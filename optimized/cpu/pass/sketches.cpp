@@ -54,7 +54,8 @@ SketchesPass::SketchesPass(SessionData& data, const SketchTable* integer_kernels
       integer_kernels_(integer_kernels),
       group_(data.shape.n_head / data.shape.n_head_kv),
       rows_(data, data.most_chunk_rows()),
-      columns_(static_cast<std::size_t>(data.shape.n_head_kv)) {
+      columns_(static_cast<std::size_t>(data.shape.n_head_kv)),
+      known_tiles_(columns_.size()) {
   const EffectiveOptions& options = data.options;
   const std::int64_t heads = data.shape.n_head_kv;
   const std::int64_t sets = core::checked_product(heads, options.query_blocks(data.most_chunk_rows()));
@@ -107,6 +108,7 @@ std::int64_t SketchesPass::set_number(const LayerCall& call, const Past& past, s
 }
 
 void SketchesPass::run(const LayerCall& call) {
+  std::fill(known_tiles_.begin(), known_tiles_.end(), 0);
   deal_out(
       call,
       [&](const Window& window, std::int64_t head_kv, int thread) {
@@ -120,8 +122,9 @@ void SketchesPass::run_head(const LayerCall& call, const Window& window, std::in
   const Past past = past_of(chunk);
   call.arithmetic.prepare_chunk(call.layer, window, chunk, head_kv);
   if (past.candidates > 0) {
-    choose_columns(call, chunk.begin, head_kv);
-    sketch_keys(call, past, head_kv, 0, key_tiles(past.candidates), thread);
+    if (known_tiles(head_kv) == 0) choose_columns(call, chunk.begin, head_kv);
+    sketch_keys(call, past, head_kv, known_tiles(head_kv), key_tiles(past.candidates), thread);
+    keep_tiles(past, chunk.begin, head_kv);
   }
   for (std::int64_t block = 0; block < past.query_blocks; ++block) {
     data_.workers.ask_between_tasks();
@@ -135,15 +138,17 @@ void SketchesPass::run_chunk(const LayerCall& call, const Window& window) {
   const std::int64_t heads = data_.shape.n_head_kv;
   data_.workers.each(heads, [&](const Workers::Task& task) {
     call.arithmetic.prepare_chunk(call.layer, window, chunk, task.index);
-    if (past.candidates > 0) choose_columns(call, chunk.begin, task.index);
+    if (past.candidates > 0 && known_tiles(task.index) == 0) choose_columns(call, chunk.begin, task.index);
   });
-  const std::int64_t tiles = key_tiles(past.candidates);
-  const std::int64_t parts = (tiles + kTilesOfTask - 1) / kTilesOfTask;
-  if (parts > 0) {
+  if (past.candidates > 0) {
+    const std::int64_t known = known_tiles(0);
+    const std::int64_t tiles = key_tiles(past.candidates);
+    const std::int64_t parts = (tiles - known + kTilesOfTask - 1) / kTilesOfTask;
     data_.workers.each(heads * parts, [&](const Workers::Task& task) {
-      const std::int64_t first = task.index % parts * kTilesOfTask;
+      const std::int64_t first = known + task.index % parts * kTilesOfTask;
       sketch_keys(call, past, task.index / parts, first, std::min(first + kTilesOfTask, tiles), task.thread);
     });
+    for (std::int64_t head_kv = 0; head_kv < heads; ++head_kv) keep_tiles(past, chunk.begin, head_kv);
   }
   data_.workers.each(heads * past.query_blocks, [&](const Workers::Task& task) {
     run_unit(call, window, past, task.index / past.query_blocks, task.index % past.query_blocks, task.thread);
@@ -151,11 +156,18 @@ void SketchesPass::run_chunk(const LayerCall& call, const Window& window) {
   report(call, chunk, past);
 }
 
+void SketchesPass::keep_tiles(const Past& past, std::int64_t begin, std::int64_t head_kv) {
+  const bool same_columns = begin >= kColumnChoosers || HEADWATER_SABOTAGE("cpu.sketches.first_columns_stay");
+  const std::int64_t part = HEADWATER_SABOTAGE("cpu.sketches.part_of_a_tile_stays") ? kKeyTile - 1 : 0;
+  known_tiles_[static_cast<std::size_t>(head_kv)] = same_columns ? (past.candidates + part) / kKeyTile : 0;
+}
+
 void SketchesPass::choose_columns(const LayerCall& call, std::int64_t begin, std::int64_t head_kv) {
   const std::int64_t d = data_.shape.d_head;
   SketchColumns& columns = columns_[static_cast<std::size_t>(head_kv)];
   columns.width = width();
   columns.n = std::min(d, columns.width);
+  columns.of = d;
   // The largest so far, and then those with the lower number.
   std::array<double, kMostSketchColumns> sums;
   std::int64_t kept = 0;

@@ -74,6 +74,12 @@ class SketchesPass {
 
   /// SKE-3 of a chunk that begins at `begin`.
   void choose_columns(const LayerCall& call, std::int64_t begin, std::int64_t head_kv);
+  /// After the chunk that begins at `begin`: whole tiles of sketches stay for the chunks after it, whose columns are the
+  /// same where enough keys have chosen them (SKE-3).
+  void keep_tiles(const Past& past, std::int64_t begin, std::int64_t head_kv);
+  [[nodiscard]] std::int64_t known_tiles(std::int64_t head_kv) const {
+    return known_tiles_[static_cast<std::size_t>(head_kv)];
+  }
   /// SKE-4 of the candidates in the tiles [first, last).
   void sketch_keys(const LayerCall& call, const Past& past, std::int64_t head_kv, std::int64_t first,
                    std::int64_t last, int thread);
@@ -113,11 +119,13 @@ class SketchesPass {
   std::int64_t group_;                  // query heads of a key/value head
   RowBlocks rows_;
   std::vector<SketchColumns> columns_;  // of each key/value head
-  core::Buffer<unsigned char> keys_;    // [Hkv][tiles] sketches of the candidates
-  core::Buffer<float> units_;           // [Hkv][candidates, whole tiles]
-  core::Buffer<std::int32_t> sets_;     // [Hkv][query blocks][set width] of the chunk
-  core::Buffer<float> votes_;           // [Hkv][query blocks][candidates], for an observer
-  std::vector<Scratch> scratch_;        // one per thread
+  std::vector<std::int64_t>
+      known_tiles_;                   // of each key/value head: in keys_ since an earlier chunk of the call
+  core::Buffer<unsigned char> keys_;  // [Hkv][tiles] sketches of the candidates
+  core::Buffer<float> units_;         // [Hkv][candidates, whole tiles]
+  core::Buffer<std::int32_t> sets_;   // [Hkv][query blocks][set width] of the chunk
+  core::Buffer<float> votes_;         // [Hkv][query blocks][candidates], for an observer
+  std::vector<Scratch> scratch_;      // one per thread
 };
 
 }  // namespace headwater::cpu

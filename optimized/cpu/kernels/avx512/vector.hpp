@@ -70,6 +70,11 @@ struct Avx512 {
   static Reg mul_where(Mask mask, Reg a, Reg b) { return _mm512_maskz_mul_ps(mask, a, b); }
   static Reg select(Mask mask, Reg a, Reg b) { return _mm512_mask_blend_ps(mask, b, a); }
 
+  /// Lanes of the mask side by side, zeros after them.
+  static void store_chosen(float* p, Mask mask, Reg x) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(mask, x));
+  }
+
   static Reg load_f16(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }
