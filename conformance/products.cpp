@@ -34,6 +34,13 @@ RowMatrix product_transposed(const RowMatrix& a, const RowMatrix& b, Eigen::Inde
   return c;
 }
 
+RowMatrix product_transposed(const RowMatrix& a, const Eigen::MatrixXd& b) {
+  assert(a.cols() == b.cols());
+  RowMatrix c(a.rows(), b.rows());  // columns of b, one after the other, are the rows of b'
+  kBest.plain(a.data(), b.data(), c.data(), a.rows(), a.cols(), b.rows());
+  return c;
+}
+
 RowMatrix product(const RowMatrix& a, const RowMatrix& b) {
   assert(a.cols() <= b.rows());
   RowMatrix c(a.rows(), b.cols());

@@ -12,6 +12,8 @@ using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::R
 /// a b^T of the first `n` rows of b, and a b of as many rows of b as a has columns: by Eigen, compiled for the newest
 /// instructions that this processor has. The Eigen oracle spends most of its time in this file.
 [[nodiscard]] RowMatrix product_transposed(const RowMatrix& a, const RowMatrix& b, Eigen::Index n);
+/// a * b', where b is a matrix as Eigen stores it by default.
+[[nodiscard]] RowMatrix product_transposed(const RowMatrix& a, const Eigen::MatrixXd& b);
 [[nodiscard]] RowMatrix product(const RowMatrix& a, const RowMatrix& b);
 
 /// Weights and their bounds, as SeenPart says.

@@ -188,11 +188,16 @@ namespace {
 std::vector<std::int64_t> highest(std::span<const float> votes, std::int64_t count, std::int64_t pinned) {
   std::vector<std::int64_t> order;
   for (std::size_t i = 0; i < votes.size(); ++i) order.push_back(static_cast<std::int64_t>(i));
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+  const auto first = [&](std::int64_t a, std::int64_t b) {
     if (a < pinned || b < pinned) return a < b;
-    return votes[static_cast<std::size_t>(a)] > votes[static_cast<std::size_t>(b)];
-  });
-  order.resize(static_cast<std::size_t>(std::min(count, static_cast<std::int64_t>(order.size()))));
+    const float x = votes[static_cast<std::size_t>(a)];
+    const float y = votes[static_cast<std::size_t>(b)];
+    if (x == y || (std::isnan(x) && std::isnan(y))) return a < b;
+    return x > y || std::isnan(y);
+  };
+  count = std::min(count, static_cast<std::int64_t>(order.size()));
+  std::nth_element(order.begin(), order.begin() + count, order.end(), first);
+  order.resize(static_cast<std::size_t>(count));
   std::sort(order.begin(), order.end());
   return order;
 }

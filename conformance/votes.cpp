@@ -80,27 +80,44 @@ Eigen::VectorXd group_sums(const Eigen::VectorXd& columns, bool means) {
   return sums;
 }
 
-struct Pooled {
-  Eigen::VectorXd q, error;  // [d]
-  std::int64_t last = 0;     // position of its last row
+// Mean queries of some rows each, head after head.
+struct Pools {
+  RowMatrix q, error;  // [pools][d]
+  struct Of {
+    std::size_t head = 0;
+    std::int64_t last = 0;  // position of its last row
+  };
+  std::vector<Of> of;
 };
 
-// Pools of so many rows.
-std::vector<Pooled> pools_of(const QueryBlock& block, const Eigen::MatrixXd& q, std::int64_t pool_rows,
-                             const VoteArithmetic& arithmetic) {
-  std::vector<Pooled> pools;
-  for (Eigen::Index first = 0; first < q.rows(); first += pool_rows) {
-    const Eigen::Index rows = std::min<Eigen::Index>(pool_rows, q.rows() - first);
-    const auto n = static_cast<double>(rows);
-    Pooled pool;
-    pool.q = q.middleRows(first, rows).colwise().sum().transpose() / n;
-    const Eigen::VectorXd size = q.middleRows(first, rows).cwiseAbs().colwise().sum().transpose() / n;
-    pool.error = (n + 1.0) * arithmetic.u * size;
-    pool.error += arithmetic.query * (pool.q.cwiseAbs() + pool.error);
-    pool.last = block.begin + first + rows - 1;
-    pools.push_back(std::move(pool));
+Pools pools_of(const QueryBlock& block, std::int64_t pool_rows, const VoteArithmetic& arithmetic) {
+  Pools pools;
+  const Eigen::Index each = (block.q.front().rows() + pool_rows - 1) / pool_rows;
+  const Eigen::Index all = std::ssize(block.q) * each;
+  pools.q.resize(all, block.q.front().cols());
+  pools.error.resize(all, block.q.front().cols());
+  for (std::size_t h = 0; h < block.q.size(); ++h) {
+    for (Eigen::Index first = 0; first < block.q[h].rows(); first += pool_rows) {
+      const auto rows =
+          block.q[h].middleRows(first, std::min<Eigen::Index>(pool_rows, block.q[h].rows() - first));
+      const auto n = static_cast<double>(rows.rows());
+      auto q = pools.q.row(std::ssize(pools.of));
+      auto error = pools.error.row(std::ssize(pools.of));
+      q = rows.colwise().sum() / n;
+      error = (n + 1.0) * arithmetic.u * rows.cwiseAbs().colwise().sum() / n;
+      error += arithmetic.query * (q.cwiseAbs() + error);
+      pools.of.push_back({h, block.begin + first + rows.rows() - 1});
+    }
   }
   return pools;
+}
+
+// Of every row.
+RowMatrix group_sums_of_squares(const RowMatrix& rows) {
+  RowMatrix sums(rows.rows(), groups_of(rows.cols()));
+  for (Eigen::Index i = 0; i < rows.rows(); ++i)
+    sums.row(i) = group_sums(rows.row(i).cwiseAbs2().transpose(), false).transpose();
+  return sums;
 }
 
 // LOGIT-2 and LOGIT-3 on a number that is off by `error`; both are changed.
@@ -255,34 +272,38 @@ VoteTruth block_votes(const QueryBlock& block, const Summaries& summaries,
   const double s = std::fabs(block.scale);
   const double half = 0.5 * s * s;
   const Eigen::MatrixXd abs_mean = summaries.mean.cwiseAbs();
+  const Pools pools = pools_of(block, block.pool, arithmetic);
+  const RowMatrix abs_q = pools.q.cwiseAbs();
+  const RowMatrix q2 = group_sums_of_squares(pools.q);
+  // Of the engine's query, squared.
+  const RowMatrix grown = group_sums_of_squares(abs_q + pools.error);
+  const RowMatrix q2_error = grown - q2 + arithmetic.query * grown;
+  const RowMatrix estimates = block.scale * product_transposed(pools.q, summaries.mean) +
+                              half * product_transposed(q2, summaries.variance);
+  // Each with the roundings of sums that are as large as the terms and their errors.
+  const double all = 1.0 + roundings;
+  const RowMatrix errors = s * (product_transposed(all * (abs_q + pools.error), summaries.mean_error) +
+                                product_transposed(all * pools.error + roundings * abs_q, abs_mean)) +
+                           half * (product_transposed(all * (q2 + q2_error), summaries.variance_error) +
+                                   product_transposed(all * q2_error + roundings * q2, summaries.variance));
   Largest votes(blocks);
-  for (std::size_t h = 0; h < block.q.size(); ++h) {
-    for (const Pooled& pool : pools_of(block, block.q[h], block.pool, arithmetic)) {
-      const Eigen::VectorXd abs_q = pool.q.cwiseAbs();
-      const Eigen::VectorXd q2 = group_sums(pool.q.array().square().matrix(), false);
-      // Of the engine's query, squared.
-      const Eigen::VectorXd grown = group_sums((abs_q + pool.error).array().square().matrix(), false);
-      const Eigen::VectorXd q2_error = grown - q2 + arithmetic.query * grown;
-      Eigen::VectorXd estimate = block.scale * (summaries.mean * pool.q) + half * (summaries.variance * q2);
-      Eigen::VectorXd error =
-          s * (summaries.mean_error * (abs_q + pool.error) + abs_mean * pool.error) +
-          half * (summaries.variance_error * (q2 + q2_error) + summaries.variance * q2_error);
-      const Eigen::VectorXd size = s * (abs_mean * abs_q) + half * (summaries.variance * q2);
-      error += roundings * (size + error);
-      for (Eigen::Index b = 0; b < blocks; ++b) {
-        const Eigen::Index number = numbers[static_cast<std::size_t>(b)];
-        const auto distance = static_cast<double>(pool.last - ((number + 1) * key_block - 1));
-        cap_and_bias(block, slope_of(block, h), distance, u, estimate[b], error[b]);
-      }
-      const double largest = estimate.maxCoeff();
-      const double least = (estimate - error).maxCoeff();  // the largest of all is between these two
-      const double most = (estimate + error).maxCoeff();
-      for (Eigen::Index b = 0; b < blocks; ++b) {
-        const double difference = estimate[b] - largest;
-        const double low = estimate[b] - error[b] - most;
-        const double high = std::min(0.0, estimate[b] + error[b] - least);
-        votes.take(b, difference, low - u * std::fabs(low), high + u * std::fabs(high));
-      }
+  for (Eigen::Index p = 0; p < estimates.rows(); ++p) {
+    const Pools::Of& pool = pools.of[static_cast<std::size_t>(p)];
+    Eigen::VectorXd estimate = estimates.row(p);
+    Eigen::VectorXd error = errors.row(p);
+    for (Eigen::Index b = 0; b < blocks; ++b) {
+      const Eigen::Index number = numbers[static_cast<std::size_t>(b)];
+      const auto distance = static_cast<double>(pool.last - ((number + 1) * key_block - 1));
+      cap_and_bias(block, slope_of(block, pool.head), distance, u, estimate[b], error[b]);
+    }
+    const double largest = estimate.maxCoeff();
+    const double least = (estimate - error).maxCoeff();  // the largest of all is between these two
+    const double most = (estimate + error).maxCoeff();
+    for (Eigen::Index b = 0; b < blocks; ++b) {
+      const double difference = estimate[b] - largest;
+      const double low = estimate[b] - error[b] - most;
+      const double high = std::min(0.0, estimate[b] + error[b] - least);
+      votes.take(b, difference, low - u * std::fabs(low), high + u * std::fabs(high));
     }
   }
   return votes.rounded();
@@ -297,40 +318,42 @@ VoteTruth token_votes(const QueryBlock& block, const Eigen::MatrixXd& keys,
   const Eigen::MatrixXd abs_keys = keys.cwiseAbs();
   const auto terms = static_cast<double>(n);
   Largest votes(n);
-  for (std::size_t h = 0; h < block.q.size(); ++h) {
-    for (const Pooled& pool : pools_of(block, block.q[h], block.pool - block.pool / 2, arithmetic)) {
-      Eigen::VectorXd logit = block.scale * (keys * pool.q);
-      Eigen::VectorXd error = s * (abs_keys * pool.error);
-      error += roundings * (s * (abs_keys * pool.q.cwiseAbs()) + error);
-      double records = 1.0;  // of the running maximum, in either direction
-      double up = kNever;
-      for (Eigen::Index j = 0; j < n; ++j) {
-        const auto distance = static_cast<double>(pool.last - positions[static_cast<std::size_t>(j)]);
-        cap_and_bias(block, slope_of(block, h), distance, u, logit[j], error[j]);
-        if (logit[j] > up) {
-          up = logit[j];
-          records += 1.0;
-        }
+  const Pools pools = pools_of(block, block.pool - block.pool / 2, arithmetic);
+  const RowMatrix logits = block.scale * product_transposed(pools.q, keys);
+  const RowMatrix errors =
+      s * product_transposed((1.0 + roundings) * pools.error + roundings * pools.q.cwiseAbs(), abs_keys);
+  for (Eigen::Index p = 0; p < logits.rows(); ++p) {
+    const Pools::Of& pool = pools.of[static_cast<std::size_t>(p)];
+    Eigen::VectorXd logit = logits.row(p);
+    Eigen::VectorXd error = errors.row(p);
+    double records = 1.0;  // of the running maximum, in either direction
+    double up = kNever;
+    for (Eigen::Index j = 0; j < n; ++j) {
+      const auto distance = static_cast<double>(pool.last - positions[static_cast<std::size_t>(j)]);
+      cap_and_bias(block, slope_of(block, pool.head), distance, u, logit[j], error[j]);
+      if (logit[j] > up) {
+        up = logit[j];
+        records += 1.0;
       }
-      double down = kNever;
-      double falling = 1.0;
-      for (Eigen::Index j = n; j-- > 0;) {
-        if (logit[j] > down) {
-          down = logit[j];
-          falling += 1.0;
-        }
+    }
+    double down = kNever;
+    double falling = 1.0;
+    for (Eigen::Index j = n; j-- > 0;) {
+      if (logit[j] > down) {
+        down = logit[j];
+        falling += 1.0;
       }
-      const double rescales = kRescale * u * std::max(records, falling);
-      const double m = logit.maxCoeff();
-      const Eigen::VectorXd weight = (logit.array() - m).exp();
-      const double l = weight.sum();
-      const Eigen::VectorXd exponent = error.array() + 2.0 * u * (m - logit.array());
-      const double sum = weight.dot(exponent) / l + u * sum_error(terms) + arithmetic.exp + rescales;
-      for (Eigen::Index j = 0; j < n; ++j) {
-        const double w = weight[j] / l;
-        const double relative = exponent[j] + arithmetic.exp + rescales + sum + kDivide * u;
-        votes.take(j, w, w * std::exp(-relative) - arithmetic.tiny, w * std::exp(relative) + arithmetic.tiny);
-      }
+    }
+    const double rescales = kRescale * u * std::max(records, falling);
+    const double m = logit.maxCoeff();
+    const Eigen::VectorXd weight = (logit.array() - m).exp();
+    const double l = weight.sum();
+    const Eigen::VectorXd exponent = error.array() + 2.0 * u * (m - logit.array());
+    const double sum = weight.dot(exponent) / l + u * sum_error(terms) + arithmetic.exp + rescales;
+    for (Eigen::Index j = 0; j < n; ++j) {
+      const double w = weight[j] / l;
+      const double relative = exponent[j] + arithmetic.exp + rescales + sum + kDivide * u;
+      votes.take(j, w, w * std::exp(-relative) - arithmetic.tiny, w * std::exp(relative) + arithmetic.tiny);
     }
   }
   return votes.rounded();
@@ -379,15 +402,15 @@ VoteTruth sketch_votes(const QueryBlock& block, const std::vector<OwnWeights>& o
   Largest votes(n);
   for (std::size_t h = 0; h < block.q.size(); ++h) {
     const Sketches queries = sketches_of(block.q[h], columns);
-    const Eigen::MatrixXd products = keys.integers * queries.integers.transpose();  // exact
+    const RowMatrix products = product_transposed(queries.integers, keys.integers);  // exact
     for (Eigen::Index i = 0; i < queries.unit.size(); ++i) {
       const double d = own[h].value[i];
       if (std::isnan(queries.unit[i]) || !std::isfinite(d)) continue;
       for (Eigen::Index j = 0; j < n; ++j) {
         if (std::isnan(keys.unit[j])) continue;
-        double v = block.scale * queries.unit[i] * keys.unit[j] * products(j, i);
+        double v = block.scale * queries.unit[i] * keys.unit[j] * products(i, j);
         const double reach = at_least_1(block.scale) * at_least_1(queries.unit[i]) *
-                             at_least_1(keys.unit[j]) * at_least_1(products(j, i));
+                             at_least_1(keys.unit[j]) * at_least_1(products(i, j));
         double error = kSketchRoundings * (u * std::fabs(v) + kF32HalfSmallest * reach);
         const auto distance = static_cast<double>(block.begin + i - positions[static_cast<std::size_t>(j)]);
         cap_and_bias(block, slope_of(block, h), distance, u, v, error);
