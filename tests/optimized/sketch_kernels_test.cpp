@@ -80,21 +80,27 @@ std::vector<float> raised(const SketchTable& table, const Sketches& rows, const 
 TEST_P(SketchKernels, SKE_4_RowsOfEveryType) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  const std::int64_t width = 600;
   // Zeros, what has no sketch, and units at both ends of the floats. 3e-38 is too small for a finite 127 / a.
   const float special[] = {0.0f, kNan, kInf, -kInf, 3e-38f, 1e-41f, 3e38f, -0.0f};
   const std::int64_t n = 8 + std::ssize(special);
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-    for (const auto& [columns, integers_each] : {std::pair<std::int64_t, std::int64_t>{1, 32},
-                                                 {5, 32},
-                                                 {31, 32},
-                                                 {32, 32},
-                                                 {33, 64},
-                                                 {128, 128},
-                                                 {255, 256},
-                                                 {256, 256}}) {
+    struct Widths {
+      std::int64_t columns, integers_each, apart;
+    };
+    // The last has columns on either side of the 64 vectors of 16 that are read whole.
+    for (const auto& [columns, integers_each, apart] : {Widths{1, 32, 2},
+                                                        {5, 32, 2},
+                                                        {31, 32, 2},
+                                                        {32, 32, 2},
+                                                        {33, 64, 2},
+                                                        {128, 128, 2},
+                                                        {255, 256, 2},
+                                                        {256, 256, 2},
+                                                        {256, 256, 4}}) {
+      const std::int64_t width = 300 * apart;
       SketchColumns taken{integers_each, columns, {}, width};
-      for (std::int64_t x = 0; x < columns; ++x) taken.column[x] = static_cast<std::int32_t>(2 * x + x / 16);
+      for (std::int64_t x = 0; x < columns; ++x)
+        taken.column[x] = static_cast<std::int32_t>(apart * x + x / 16);
       std::vector<float> values(static_cast<std::size_t>(n * width));
       for (float& x : values) x = normal(random);
       for (std::int64_t i = 0; i < std::ssize(special); ++i) {
