@@ -3,11 +3,12 @@
 Time to the first token (from the first token in to the logits after the last one; loading is not counted) and the rate
 of tokens generated after the prompt, with the same tokens and threads. llama.cpp (llama-cpp-python, flash attention) and
 OpenVINO GenAI (dense, and by its own sparse prefill, XAttention) run in this process; Headwater, by the rule that `headwater
-generate` begins with and densely, is `headwater bench -m`, a process for each turn, which runs twice: the second time
-counts, since the others' memory is theirs from earlier turns, too. In every round all run once at each
-length, in an order that turns; ratios are taken within a round, as medians; on one thread of processor times, which other
-work on the machine does not move. Before anything is timed the results after a short prompt are compared, so that all are
-timed on the same work. A peer that is not there, or does not read the file, is left out with a line that says why.
+generate` begins with and densely, is `headwater bench -m`, a process for each run. In every round all take a turn at each
+length, in an order that changes, and run twice: the second run counts, since the first after an idle time is slower by
+what the machine has taken back, pages of memory above all. Ratios are taken within a round, as medians; on one thread of
+processor times, which other work on the machine does not move. Before anything is timed the results after a short prompt
+are compared, so that all are timed on the same work. A peer that is not there, or does not read the file, is left out with
+a line that says why.
 """
 
 import argparse
@@ -175,7 +176,7 @@ class OpenVINO:
 class Headwater:
     def __init__(self, program, path, threads, flags, name="headwater"):
         self.name = name
-        self.command = [str(program), "bench", "-m", str(path), "-t", str(threads), "--rounds", "2", "--seed", str(SEED),
+        self.command = [str(program), "bench", "-m", str(path), "-t", str(threads), "--rounds", "1", "--seed", str(SEED),
                         "--no-dense", "--json", *flags]
         self.about = None
 
@@ -189,7 +190,7 @@ class Headwater:
 
     def run(self, n, generate):
         prompt = self.report(n, generate)
-        return prompt["first_token"]["rounds"][-1], generate / prompt["decode"]["rounds"][-1]
+        return prompt["first_token"]["seconds"], prompt["decode"]["tokens_per_second"]
 
 
 def measure(contenders, lengths, rounds, generate):
@@ -198,6 +199,7 @@ def measure(contenders, lengths, rounds, generate):
         for n in lengths:
             turn = number % len(contenders)
             for contender in contenders[turn:] + contenders[:turn]:
+                contender.run(n, generate)
                 times[contender.name][n].append(contender.run(n, generate))
                 first, rate = times[contender.name][n][-1]
                 print(f"round {number + 1}: {n:6} tokens, {contender.name:20} {first:8.2f} s to the first token, then "

@@ -94,11 +94,12 @@ class Turns:
 class Models(unittest.TestCase):
     def test_contenders_take_turns_and_ratios_are_of_rounds(self):
         log = []
-        own = Turns("headwater", log, iter([(1.0, 10.0), (2.0, 20.0), (4.0, 5.0)]))
-        other = Turns("llama.cpp", log, iter([(3.0, 5.0), (4.0, 5.0), (20.0, 5.0)]))
+        first = (99.0, 1.0)  # of a turn, which does not count
+        own = Turns("headwater", log, iter([first, (1.0, 10.0), first, (2.0, 20.0), first, (4.0, 5.0)]))
+        other = Turns("llama.cpp", log, iter([first, (3.0, 5.0), first, (4.0, 5.0), first, (20.0, 5.0)]))
         times = model.measure([own, other], [7], 3, 2)
-        self.assertEqual([name for name, *_ in log], ["headwater", "llama.cpp", "llama.cpp", "headwater", "headwater",
-                                                      "llama.cpp"])
+        turns = ["headwater", "llama.cpp", "llama.cpp", "headwater", "headwater", "llama.cpp"]
+        self.assertEqual([name for name, *_ in log], [name for name in turns for _ in range(2)])
         self.assertTrue(all(entry[1:] == (7, 2) for entry in log))
         lines = model.table(times, [7]).splitlines()
         rows = [[cell.strip() for cell in lines[i].split("|")[1:-1]] for i in (2, 6)]
