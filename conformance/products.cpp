@@ -36,7 +36,7 @@ RowMatrix product_transposed(const RowMatrix& a, const RowMatrix& b, Eigen::Inde
 
 RowMatrix product_transposed(const RowMatrix& a, const Eigen::MatrixXd& b) {
   assert(a.cols() == b.cols());
-  RowMatrix c(a.rows(), b.rows());  // columns of b, one after the other, are the rows of b'
+  RowMatrix c(a.rows(), b.rows());  // columns of b, one after the other, are the rows of b^T
   kBest.plain(a.data(), b.data(), c.data(), a.rows(), a.cols(), b.rows());
   return c;
 }

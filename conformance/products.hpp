@@ -12,7 +12,7 @@ using RowMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::R
 /// a b^T of the first `n` rows of b, and a b of as many rows of b as a has columns: by Eigen, compiled for the newest
 /// instructions that this processor has. The Eigen oracle spends most of its time in this file.
 [[nodiscard]] RowMatrix product_transposed(const RowMatrix& a, const RowMatrix& b, Eigen::Index n);
-/// a * b', where b is a matrix as Eigen stores it by default.
+/// a b^T of all rows of b, which lie as Eigen stores a matrix by default: column by column.
 [[nodiscard]] RowMatrix product_transposed(const RowMatrix& a, const Eigen::MatrixXd& b);
 [[nodiscard]] RowMatrix product(const RowMatrix& a, const RowMatrix& b);
 

@@ -118,14 +118,13 @@ class SketchesPass {
   const SketchTable* integer_kernels_;  // null: products in floats
   std::int64_t group_;                  // query heads of a key/value head
   RowBlocks rows_;
-  std::vector<SketchColumns> columns_;  // of each key/value head
-  std::vector<std::int64_t>
-      known_tiles_;                   // of each key/value head: in keys_ since an earlier chunk of the call
-  core::Buffer<unsigned char> keys_;  // [Hkv][tiles] sketches of the candidates
-  core::Buffer<float> units_;         // [Hkv][candidates, whole tiles]
-  core::Buffer<std::int32_t> sets_;   // [Hkv][query blocks][set width] of the chunk
-  core::Buffer<float> votes_;         // [Hkv][query blocks][candidates], for an observer
-  std::vector<Scratch> scratch_;      // one per thread
+  std::vector<SketchColumns> columns_;     // of each key/value head
+  std::vector<std::int64_t> known_tiles_;  // of each key/value head: those of keys_ that stay
+  core::Buffer<unsigned char> keys_;       // [Hkv][tiles] sketches of the candidates
+  core::Buffer<float> units_;              // [Hkv][candidates, whole tiles]
+  core::Buffer<std::int32_t> sets_;        // [Hkv][query blocks][set width] of the chunk
+  core::Buffer<float> votes_;              // [Hkv][query blocks][candidates], for an observer
+  std::vector<Scratch> scratch_;           // one per thread
 };
 
 }  // namespace headwater::cpu
