@@ -1,4 +1,4 @@
-"""Writes tests/gguf/fixtures/ with the PyPI package `gguf`, an implementation that shares nothing with this project.
+"""Writes tests/gguf/fixtures.tar.xz with the PyPI package `gguf`, an implementation that shares nothing with this project.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install gguf==0.19.0
     /tmp/venv/bin/python tests/gguf/make_fixtures.py
@@ -10,11 +10,13 @@ The results are committed; nothing in the build runs this.
 """
 
 import pathlib
+import tarfile
+import tempfile
 
 import gguf
 import numpy as np
 
-OUT = pathlib.Path(__file__).parent / "fixtures"
+ARCHIVE = pathlib.Path(__file__).parent / "fixtures.tar.xz"
 ROWS, COLUMNS = 3, 512
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4",
          "Q2_K", "Q3_K", "IQ4_XS"]
@@ -94,10 +96,9 @@ def write(writer):
     writer.close()
 
 
-def main():
-    OUT.mkdir(exist_ok=True)
+def make(out):
     rng = np.random.default_rng(20240607)
-    writer = gguf.GGUFWriter(OUT / "types.gguf", "test")
+    writer = gguf.GGUFWriter(out / "types.gguf", "test")
     add_metadata(writer)
     for name in TYPES:
         kind = gguf.GGMLQuantizationType[name]
@@ -115,11 +116,22 @@ def main():
         writer.add_tensor(f"{name}.extremes.values", np.ascontiguousarray(values[:, ::SAMPLED.get(name, 1)]))
     write(writer)
 
-    writer = gguf.GGUFWriter(OUT / "split.gguf", "test", split_max_tensors=2)
+    writer = gguf.GGUFWriter(out / "split.gguf", "test", split_max_tensors=2)
     writer.add_uint32("t.u32", 7)
     for i in range(5):
         writer.add_tensor(f"tensor.{i}", np.full((2, 4), i, dtype=np.float32))
     write(writer)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+        out = pathlib.Path(folder)
+        make(out)
+        for path in sorted(out.iterdir()):
+            entry = archive.gettarinfo(path, path.name)
+            entry.mtime, entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0, 0o644, 0, 0, "", ""
+            with path.open("rb") as data:
+                archive.addfile(entry, data)
 
 
 main()
