@@ -114,8 +114,9 @@ ElementInfo info(StateArchive::Element type) {
     case StateArchive::Element::f16: return {"F16", 2};
     case StateArchive::Element::bf16: return {"BF16", 2};
     case StateArchive::Element::i32: return {"I32", 4};
+    case StateArchive::Element::u8: return {"U8", 1};
   }
-  throw Error(ErrorCode::internal, "a session names an unknown type of elements; allowed: f32 .. i32");
+  throw Error(ErrorCode::internal, "a session names an unknown type of elements; allowed: f32 .. u8");
 }
 constexpr ElementInfo kNumbers{"I64", 8};
 
@@ -322,6 +323,7 @@ std::map<std::string, std::string> metadata(const Session& session, std::string_
   });
   // Files of the other rules have no word of it, as when there was no other.
   if (options.select != Select::sketches) texts.erase("options.least_weight");
+  if (options.kv_bits == 0) texts.erase("options.kv_bits");
   return texts;
 }
 
@@ -477,6 +479,8 @@ std::unique_ptr<Session> read_session(const Engine& engine, const Shape& shape, 
   auto tensors = tensors_of(header, size - data);
   std::unique_ptr<Session> session = engine.open(shape, options);
   for (const auto& [key, asked] : metadata(*session, fingerprint)) require_text(*found, key, asked);
+  if (session->options().kv_bits == 0 && found->contains("options.kv_bits"))
+    require_text(*found, "options.kv_bits", "0");
   Reader reader(file, data, std::move(tensors));
   session->exchange_state(reader);
   reader.require_all_read();

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "conformance/replay.hpp"
+#include "conformance/rows_8bit.hpp"
 #include "conformance/safetensors.hpp"
 #include "headwater/engine.hpp"
 #include "headwater/error.hpp"
@@ -168,7 +169,14 @@ void read_options(const SafetensorsFile& file, AttendRun& run) {
       (!options.dense_layers.empty() && options.dense_layers.front() != 0)) {
     file.refuse("__metadata__ dense_below or dense_layers is out of range (CFG-5)");
   }
-  run.options = expected_options(run.problem.shape, options);
+  if (file.has_metadata("kv_bits")) {  // STATE-13
+    options.kv_bits = parse_number<std::int64_t>(file, "kv_bits");
+    const Shape& shape = run.problem.shape;
+    if (options.kv_bits != 8 || shape.d_head % kGroupElements != 0 || shape.d_value % kGroupElements != 0)
+      file.refuse("__metadata__ kv_bits is not 8, or d or dv is no multiple of 32 (STATE-13)");
+    run.problem = restored(std::move(run.problem));
+  }
+  run.options = expected_options(run.problem.shape, run.problem.options);
   run.engine = file.metadata("engine");
   for (const Engine* engine : engines()) {
     if (engine->name() != run.engine) continue;

@@ -48,7 +48,8 @@ inline constexpr std::array kClaims{
               "layers with windows, scales, caps, sinks and widths of their own"},
     ClaimInfo{"stored_rows", &Claims::stored_rows, HEADWATER_CLAIM_STORED_ROWS,
               "works on K and V rows of the caller"},
-    ClaimInfo{"rows_alone", &Claims::rows_alone, HEADWATER_CLAIM_ROWS_ALONE, "stores rows without queries"}};
+    ClaimInfo{"rows_alone", &Claims::rows_alone, HEADWATER_CLAIM_ROWS_ALONE, "stores rows without queries"},
+    ClaimInfo{"kv_bits", &Claims::kv_bits, HEADWATER_CLAIM_KV_BITS, "stores rows in 8 bits"}};
 // Every bool of Claims has its line.
 static_assert(sizeof(Claims) == kClaims.size() * sizeof(bool));
 

@@ -159,6 +159,10 @@ void check_claimed(const Claims& claims, const Options& options) {
     throw Error(ErrorCode::unsupported,
                 "kv_owner is 1 (caller); allowed: 0 (session): the plug-in does not claim stored_rows");
   }
+  if (options.kv_bits != 0 && !claims.kv_bits) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("kv_bits is {}; allowed: 0: the plug-in does not claim it", options.kv_bits));
+  }
 }
 
 // Entries of options.layers are longer than this header's: a plug-in must take layer_size from one to the next.
@@ -287,7 +291,8 @@ struct Asked {
             .allocate = options.allocator.allocate,
             .release = options.allocator.release,
             .allocator_context = options.allocator.context,
-            .least_weight = options.select == Select::sketches ? options.least_weight : 0.0};
+            .least_weight = options.select == Select::sketches ? options.least_weight : 0.0,
+            .kv_bits = options.kv_bits};
   }
 };
 
@@ -450,6 +455,7 @@ void PluginSession::read_options() {
   options_.kv_owner = enumerator<KvOwner>(said.kv_owner, HEADWATER_KV_OF_CALLER, "session_options: kv_owner");
   options_.page = said.page;
   options_.least_weight = said.least_weight;
+  options_.kv_bits = said.kv_bits;
   options_.dense_layers = asked_->options.dense_layers;
   options_.layers = asked_->options.layers;
   const bool sized = said.key_block > 0 && said.query_block > 0 && said.pool > 0 && said.refine > 0;

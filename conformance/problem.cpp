@@ -60,6 +60,7 @@ std::string Problem::describe() const {
     }
   }
   if (options.page != Options().page) text += fmt::format(" page {}", options.page);
+  if (options.kv_bits != 0) text += fmt::format(" kv-bits {}", options.kv_bits);
   if (!options.clamp) text += " no-clamp";
   if (options.dense) text += " dense";
   if (options.scale) text += fmt::format(" scale {}", *options.scale);

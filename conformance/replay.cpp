@@ -72,6 +72,7 @@ EffectiveOptions expected_options(const Shape& shape, const Options& options) {
       effective.sparse && options.select == Select::h2o ? options.checkpoints : 0;  // STATE-10
   effective.kv_owner = options.kv_owner;
   effective.page = options.page;
+  effective.kv_bits = options.kv_bits;
   effective.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.d_head)));
   effective.softcap = options.softcap;
   effective.score_type = options.score_type;

@@ -86,7 +86,9 @@ class MemoryArchive final : public StateArchive {
     if (!first) refuse(name, "given twice", "each part once");
   }
   static std::int64_t size_of(Element type, std::span<const std::int64_t> dims) {
-    const std::int64_t element = type == Element::f32 || type == Element::i32 ? 4 : 2;
+    const std::int64_t element = type == Element::u8                            ? 1
+                                 : type == Element::f32 || type == Element::i32 ? 4
+                                                                                : 2;
     return std::accumulate(dims.begin(), dims.end(), element, std::multiplies<>());
   }
 

@@ -200,6 +200,19 @@ class Verify(unittest.TestCase):
                 done = self.verify()
                 self.assertEqual(done.returncode, status, done.stdout + done.stderr)
 
+    def test_rows_in_8_bits(self):
+        h2o = ("-ub", "16", "--h2o-local", "4", "--h2o-heavy", "8")
+        for rule in (h2o, self.BLOCKS):
+            self.attend(90, *rule, "--kv-bits", "8", d=64, dv=32)
+            tensors, metadata = read_tensors(self.output)
+            # The outputs are not those of the rows as they were given.
+            for value, status in (("8", 0), (None, 1), ("4", 2), ("0", 2), ("many", 2)):
+                with self.subTest(rule=rule, value=value):
+                    changed = {k: v for k, v in {**metadata, "kv_bits": value}.items() if v is not None}
+                    write_tensors(self.output, tensors, changed)
+                    done = self.verify()
+                    self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+
     def spoil(self, name, change):
         tensors, metadata = read_tensors(self.output)
         dtype, shape, blob = tensors[name]

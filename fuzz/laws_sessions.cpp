@@ -26,6 +26,10 @@ Script draw_script(const Engine& engine, std::int64_t room) {
   conformance::append_steps(random, options, script.steps, script.problem.n, *rc::gen::inRange(1, 6));
   script.problem.n += room;
   script.problem.shape.capacity = script.problem.n;
+  if (engine.claims().kv_bits && *rc::gen::inRange(0, 4) == 0) {  // STATE-13
+    options.kv_bits = 8;
+    script.problem.shape.d_head = script.problem.shape.d_value = 32;
+  }
   draw_rows(script.problem);
   return script;
 }
@@ -141,7 +145,7 @@ TEST(SessionLaws, STATE_12_LoadedSessionsGoOnLikeTheSavedOne) {
     Script script = draw_script(engine, 0);
     Problem& p = script.problem;
     // Rule blocks: loaded sessions of the CPU engines have no summaries of rows that the caller keeps.
-    if (engine.claims().stored_rows && p.options.select == Select::h2o) {
+    if (engine.claims().stored_rows && p.options.select == Select::h2o && p.options.kv_bits == 0) {
       p.options.kv_owner = *rc::gen::element(KvOwner::session, KvOwner::caller);
     }
     const std::size_t at = *rc::gen::inRange<std::size_t>(0, script.steps.size() + 1);
@@ -162,6 +166,7 @@ TEST(SessionLaws, STATE_12_LoadedSessionsGoOnLikeTheSavedOne) {
     for (const Engine* reader : engines()) {
       if (!reader->unavailable_because().empty() || !reader->claims().save) continue;
       if (p.options.kv_owner == KvOwner::caller && !reader->claims().stored_rows) continue;
+      if (p.options.kv_bits != 0 && !reader->claims().kv_bits) continue;
       const auto elsewhere = reader->open(p.shape, p.options);
       elsewhere->exchange_state(*archive);
       const auto again = saved(*elsewhere);
@@ -176,6 +181,7 @@ TEST(SessionLaws, ROWS_1_RowsOfTheCallerGiveTheBitsOfStoredOnes) {
     if (!engine.claims().stored_rows) return;
     const Script script = draw_script(engine, 0);
     Problem p = script.problem;
+    p.options.kv_bits = 0;
     const Result wanted = run(engine, p, script.steps);
     p.options.kv_owner = KvOwner::caller;
     RC_ASSERT(run(engine, p, script.steps).same_bits(wanted));

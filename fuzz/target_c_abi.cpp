@@ -229,6 +229,10 @@ class Caller {
         options.row_memory = options.device_plus_1 = 77;
         options.stream = &options;
         break;
+      case 18:  // rows of fewer than 32 elements, or another number of bits
+        options.kv_bits = source_.flag() ? 8 : source_.range(1, 7);
+        wanted = HEADWATER_INVALID_ARGUMENT;
+        break;
       default: break;
     }
     headwater_session* opened =

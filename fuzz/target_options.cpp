@@ -111,6 +111,10 @@ Options draw_options(ByteSource& source, const Shape& shape) {
   options.score_type = static_cast<ScoreType>(source.byte() % 5 == 4 ? source.byte() : flags >> 7);
   options.schedule = static_cast<Schedule>(source.byte() % 5 == 4 ? source.byte() : (flags >> 6) & 1);
   options.threads = static_cast<int>(std::clamp<std::int64_t>(number(source), -2147483648LL, kMostPosition));
+  // Last, so that older inputs are what they were.
+  const std::uint8_t bits = source.byte();
+  options.kv_bits = bits % 4 == 1 ? 8 : bits % 4 == 3 ? number(source) : 0;
+  if (source.flag()) options.kv_owner = KvOwner::caller;
   return options;
 }
 
@@ -140,12 +144,17 @@ Reading read(const char* who, Resolve&& resolve) {
 }
 
 /// CFG-2..4 of what was accepted, from the text of the spec.
-void check_effective(const Options& options, const EffectiveOptions& got) {
+void check_effective(const Shape& shape, const Options& options, const EffectiveOptions& got) {
   const bool in_range = options.batch >= 1 && options.batch <= kMostPosition && options.chunk >= 1 &&
                         options.chunk <= kMostPosition && options.local >= 0 &&
                         options.local <= kMostPosition && options.heavy >= 0 &&
                         options.heavy <= kMostPosition && options.threads >= 0 && options.threads <= 512;
   if (!in_range) wrong("CFG-1", "a number out of range was accepted");
+  const bool packed = options.kv_bits == 8;
+  const bool groups =
+      shape.d_head % 32 == 0 && shape.d_value % 32 == 0 && options.kv_owner == KvOwner::session;
+  if (packed ? !groups : options.kv_bits != 0)
+    wrong("STATE-13", "rows in 8 bits that cannot be were accepted");
   std::int64_t local = options.dense ? 0 : options.local;
   std::int64_t heavy = options.dense ? 0 : options.heavy;
   std::size_t warnings = 0;
@@ -158,7 +167,8 @@ void check_effective(const Options& options, const EffectiveOptions& got) {
   const bool same = got.batch == std::max(options.batch, options.chunk) && got.chunk == options.chunk &&
                     got.local == local && got.heavy == heavy && got.sparse == (local + heavy > 0) &&
                     got.softcap == options.softcap && std::isfinite(got.scale) && got.threads >= 1 &&
-                    got.score_type == options.score_type && got.schedule == options.schedule;
+                    got.score_type == options.score_type && got.schedule == options.schedule &&
+                    got.kv_bits == options.kv_bits;
   if (!same) wrong("CFG-2..4", "the effective options are not what was asked for");
   if (got.warnings.size() != warnings)
     wrong("CFG-3, CFG-4", std::to_string(got.warnings.size()) + " warnings");
@@ -198,8 +208,12 @@ void open_session(const Shape& shape, const Options& options, const EffectiveOpt
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   ByteSource source({data, size});
   const bool open = source.byte() % 8 == 0;
-  const Shape shape = draw_shape(source);
+  Shape shape = draw_shape(source);
   const Options options = draw_options(source, shape);
+  if (source.flag()) {  // widths of whole groups (STATE-13)
+    shape.d_head = 32 * source.range(1, 4);
+    shape.d_value = 32 * source.range(1, 4);
+  }
   const Reading a = read("reference", [&] { return reference::resolve(shape, options); });
   const Reading b = read("core", [&] { return core::resolve(shape, options, 4); });
   // The reference also refuses sizes whose product overflows; the engines find that out when they take the memory.
@@ -207,8 +221,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!overflow && a.effective.has_value() != b.effective.has_value()) {
     wrong("CFG-1", "one refuses what the other takes: '" + a.refusal + "' and '" + b.refusal + "'");
   }
-  if (a.effective) check_effective(options, *a.effective);
-  if (b.effective) check_effective(options, *b.effective);
+  if (a.effective) check_effective(shape, options, *a.effective);
+  if (b.effective) check_effective(shape, options, *b.effective);
   if (a.effective && b.effective && a.effective->scale != b.effective->scale)
     wrong("LOGIT-1", "scales differ");
   // More threads take more time and find nothing more.

@@ -98,6 +98,10 @@ Case case_of(unsigned which) {
       {}};
   made.shape.kv_type = (which & 4) != 0 ? DType::bf16 : DType::f32;
   made.options.batch = 32, made.options.chunk = 16, made.options.threads = 1;
+  if ((which & 9) == 8) {
+    made.options.kv_bits = 8;
+    made.shape.d_head = 64, made.shape.d_value = 32;
+  }
   if ((which & 9) == 9) {  // of the reference alone
     made.options.select = Select::sketches;
     made.options.query_block = 4, made.options.local = 3, made.options.heavy = 8, made.options.pinned = 1;

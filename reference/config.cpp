@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reference/arguments.hpp"
+#include "reference/rows_8bit.hpp"
 
 namespace headwater::reference {
 namespace {
@@ -112,6 +113,27 @@ void require_row_bytes(const Shape& shape, const std::vector<LayerOptions>& laye
                   shape.capacity, shape.n_head_kv, static_cast<std::int64_t>(dtype_size(shape.kv_type)), 1);
 }
 
+// STATE-13
+void validate_bits(const Shape& shape, const Options& options) {
+  if (options.kv_bits != 0 && options.kv_bits != 8) {
+    reject("kv_bits", std::to_string(options.kv_bits), "0 or 8");
+  }
+  if (options.kv_bits == 0) return;
+  const auto require_groups = [](const std::string& field, std::int64_t width) {
+    if (width % kGroupElements != 0)
+      reject(field, std::to_string(width), "a multiple of 32, as kv_bits is 8");
+  };
+  require_groups("d_head", shape.d_head);
+  require_groups("d_value", shape.d_value);
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {
+    require_groups("layers[" + std::to_string(l) + "].d_head", options.layers[l].d_head);
+    require_groups("layers[" + std::to_string(l) + "].d_value", options.layers[l].d_value);
+  }
+  if (options.kv_owner != KvOwner::session) {
+    reject("kv_owner", "1 (caller)", "0 (session), as kv_bits is 8");
+  }
+}
+
 // STATE-7
 void validate_dense_layers(const Shape& shape, const std::vector<std::int64_t>& layers) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -172,6 +194,7 @@ void validate(const Shape& shape, const Options& options) {
   if (options.select == Select::sketches) validate_sketches(options);
   validate_logits("", options.scale, options.softcap, options.sinks, shape.n_head);
   validate_layers(shape, options.layers);
+  validate_bits(shape, options);
   require_row_bytes(shape, options.layers);
   require_one_per_head("alibi", options.alibi.size(), shape.n_head);
   for (std::size_t h = 0; h < options.alibi.size(); ++h) {
@@ -257,6 +280,7 @@ EffectiveOptions resolve(const Shape& shape, const Options& options) {
   }
   effective.kv_owner = options.kv_owner;
   effective.page = options.page;
+  effective.kv_bits = options.kv_bits;
   // Only without the clamp can the sum be too large for a set of 32-bit positions.
   require_range("local + heavy", effective.memory(), 0, kMaxPosition);
   effective.sparse = effective.memory() > 0;

@@ -35,6 +35,7 @@ class ReferenceEngine final : public Engine {
     claims.layers = true;
     claims.stored_rows = true;
     claims.rows_alone = true;
+    claims.kv_bits = true;
     return claims;
   }
   [[nodiscard]] std::unique_ptr<Session> open(const Shape& shape, const Options& options) const override {

@@ -7,6 +7,7 @@
 #include "reference/arguments.hpp"
 #include "reference/chunk_plan.hpp"
 #include "reference/memory_set.hpp"
+#include "reference/rows_8bit.hpp"
 #include "reference/turn.hpp"
 
 namespace headwater::reference {
@@ -91,6 +92,30 @@ void exchange_rows(StateArchive& archive, const std::string& name, const Mutable
   }
   const std::int64_t dims[] = {shape.n_head_kv, tokens, width};
   archive.array(name, element_of(rows.type), dims, pieces);
+}
+
+/// STATE-13
+void exchange_groups(StateArchive& archive, const std::string& number, LayerStorage& storage,
+                     std::int64_t tokens) {
+  const std::int64_t heads = storage.shape().n_head_kv;
+  std::vector<StateArchive::Piece> keys;
+  std::vector<StateArchive::Piece> values;
+  for (std::int64_t g = 0; g < heads; ++g) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::span<std::byte> key = storage.key_groups(t, g);
+      const std::span<std::byte> value = storage.value_groups(t, g);
+      keys.push_back({key.data(), std::ssize(key)});
+      values.push_back({value.data(), std::ssize(value)});
+    }
+  }
+  const std::int64_t key_dims[] = {heads, tokens, storage.shape().d_head / kGroupElements * kGroupBytes};
+  const std::int64_t value_dims[] = {heads, tokens, storage.shape().d_value / kGroupElements * kGroupBytes};
+  archive.array("key." + number, StateArchive::Element::u8, key_dims, keys);
+  archive.array("value." + number, StateArchive::Element::u8, value_dims, values);
+  if (!archive.loading()) return;
+  for (std::int64_t g = 0; g < heads; ++g) {
+    for (std::int64_t t = 0; t < tokens; ++t) storage.restore_rows(t, g);
+  }
 }
 
 /// MEM-4: the set of a query head that was built when `end` tokens were processed.
@@ -196,7 +221,9 @@ void exchange_layer(StateArchive& archive, const EffectiveOptions& options, std:
                     std::int64_t layer, LayerStorage& storage) {
   const Shape& shape = storage.shape();
   const std::string number = std::to_string(layer);
-  if (options.kv_owner == KvOwner::session) {
+  if (options.kv_bits == 8) {
+    exchange_groups(archive, number, storage, tokens);
+  } else if (options.kv_owner == KvOwner::session) {
     exchange_rows(archive, "key." + number, storage.keys(), shape, tokens, shape.d_head);
     exchange_rows(archive, "value." + number, storage.values(), shape, tokens, shape.d_value);
   }

@@ -309,9 +309,9 @@ void store_rows(LayerStorage& storage, std::int64_t base, std::int64_t n, const 
   for (std::int64_t t = 0; t < n; ++t) {
     for (std::int64_t g = 0; g < shape.n_head_kv; ++g) {
       read_row(k, t, g, key);
-      write_row(storage.keys(), base + t, g, key);
+      storage.store_key(base + t, g, key);
       read_row(v, t, g, value);
-      write_row(storage.values(), base + t, g, value);
+      storage.store_value(base + t, g, value);
     }
   }
 }

@@ -256,7 +256,7 @@ std::unique_ptr<Session> ReferenceSession::fork() {
     auto other = std::make_unique<ReferenceSession>(shape_, options_);
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
       const LayerStorage& storage = layers_[layer];
-      if (tokens_ > 0) store_rows(other->layers_[layer], 0, tokens_, storage.keys(), storage.values());
+      other->layers_[layer].copy_rows(storage, tokens_);
       other->layers_[layer].restore(storage.state(tokens_), tokens_);
     }
     other->history_ = history_;

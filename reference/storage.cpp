@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "reference/numbers.hpp"
+#include "reference/rows_8bit.hpp"
 
 namespace headwater::reference {
 namespace {
@@ -15,12 +16,33 @@ std::size_t row_bytes(const Shape& shape, std::int64_t width) {
   return static_cast<std::size_t>(shape.capacity * shape.n_head_kv * width) * dtype_size(shape.kv_type);
 }
 
+// STATE-13
+std::size_t group_bytes(const Shape& shape, std::int64_t width) {
+  return static_cast<std::size_t>(shape.capacity * shape.n_head_kv * width / kGroupElements * kGroupBytes);
+}
+
+void pack_row(std::span<const double> row, std::span<std::byte> groups) {
+  for (; !row.empty(); row = row.subspan(kGroupElements), groups = groups.subspan(kGroupBytes)) {
+    pack_group(row.first(kGroupElements), groups.first(kGroupBytes));
+  }
+}
+
+void restore_row(const MutableRows& rows, std::int64_t position, std::int64_t head,
+                 std::span<const std::byte> groups) {
+  std::vector<double> row(groups.size() / kGroupBytes * kGroupElements);
+  for (std::size_t i = 0; i < row.size() / kGroupElements; ++i) {
+    restore_group(groups.subspan(i * kGroupBytes, kGroupBytes),
+                  std::span(row).subspan(i * kGroupElements, kGroupElements));
+  }
+  write_row(rows, position, head, row);
+}
+
 std::size_t score_size(ScoreType type) { return type == ScoreType::bf16 ? 2 : 4; }
 
 }  // namespace
 
 ZeroedBytes::ZeroedBytes(std::size_t size)
-    : data_(static_cast<std::byte*>(std::calloc(size, 1))), size_(size) {
+    : data_(static_cast<std::byte*>(std::calloc(std::max<std::size_t>(size, 1), 1))), size_(size) {
   if (data_ == nullptr) throw std::bad_alloc();
 }
 
@@ -35,6 +57,8 @@ LayerStorage::LayerStorage(const Shape& shape, const EffectiveOptions& options)
       width_(options.select != Select::h2o ? 0 : std::min(options.memory(), shape.capacity)),
       keys_(row_bytes(shape, shape.d_head)),
       values_(row_bytes(shape, shape.d_value)),
+      key_groups_(options.kv_bits == 8 ? group_bytes(shape, shape.d_head) : 0),
+      value_groups_(options.kv_bits == 8 ? group_bytes(shape, shape.d_value) : 0),
       scores_(static_cast<std::size_t>(shape.n_head * shape.capacity) * score_size(options.score_type)),
       memory_(static_cast<std::size_t>(shape.n_head * width_), -1) {}
 
@@ -53,6 +77,51 @@ MutableRows LayerStorage::keys() {
 
 MutableRows LayerStorage::values() {
   return MutableRows::token_major(values_.data(), shape_.kv_type, shape_.n_head_kv, shape_.d_value);
+}
+
+void LayerStorage::store_key(std::int64_t position, std::int64_t head_kv, std::span<const double> row) {
+  const std::span<std::byte> groups = key_groups(position, head_kv);
+  if (groups.empty()) return write_row(keys(), position, head_kv, row);
+  pack_row(row, groups);
+  restore_row(keys(), position, head_kv, groups);
+}
+
+void LayerStorage::store_value(std::int64_t position, std::int64_t head_kv, std::span<const double> row) {
+  const std::span<std::byte> groups = value_groups(position, head_kv);
+  if (groups.empty()) return write_row(values(), position, head_kv, row);
+  pack_row(row, groups);
+  restore_row(values(), position, head_kv, groups);
+}
+
+void LayerStorage::copy_rows(const LayerStorage& from, std::int64_t tokens) {
+  const auto copy = [&](const ZeroedBytes& source, ZeroedBytes& target) {
+    const auto token = source.size() / static_cast<std::size_t>(shape_.capacity);
+    std::copy_n(source.data(), token * static_cast<std::size_t>(tokens), target.data());
+  };
+  copy(from.keys_, keys_);
+  copy(from.values_, values_);
+  copy(from.key_groups_, key_groups_);
+  copy(from.value_groups_, value_groups_);
+}
+
+// STATE-13
+std::span<std::byte> LayerStorage::key_groups(std::int64_t position, std::int64_t head_kv) {
+  if (key_groups_.size() == 0) return {};
+  const auto size = static_cast<std::size_t>(shape_.d_head / kGroupElements * kGroupBytes);
+  const auto row = static_cast<std::size_t>(position * shape_.n_head_kv + head_kv);
+  return {key_groups_.data() + row * size, size};
+}
+
+std::span<std::byte> LayerStorage::value_groups(std::int64_t position, std::int64_t head_kv) {
+  if (value_groups_.size() == 0) return {};
+  const auto size = static_cast<std::size_t>(shape_.d_value / kGroupElements * kGroupBytes);
+  const auto row = static_cast<std::size_t>(position * shape_.n_head_kv + head_kv);
+  return {value_groups_.data() + row * size, size};
+}
+
+void LayerStorage::restore_rows(std::int64_t position, std::int64_t head_kv) {
+  restore_row(keys(), position, head_kv, key_groups(position, head_kv));
+  restore_row(values(), position, head_kv, value_groups(position, head_kv));
 }
 
 // SCORE-1
@@ -145,7 +214,8 @@ std::int64_t bytes_of(const LayerState& state) {
 
 MemoryBytes LayerStorage::bytes() const {
   MemoryBytes bytes;
-  bytes.kv = static_cast<std::int64_t>(keys_.size() + values_.size());
+  bytes.kv =
+      static_cast<std::int64_t>(keys_.size() + values_.size() + key_groups_.size() + value_groups_.size());
   bytes.scores = static_cast<std::int64_t>(scores_.size());
   bytes.memory_sets = static_cast<std::int64_t>(memory_.size() * sizeof(std::int32_t));
   return bytes;

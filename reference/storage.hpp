@@ -60,6 +60,17 @@ class LayerStorage {
   [[nodiscard]] Rows values() const;
   [[nodiscard]] MutableRows keys();
   [[nodiscard]] MutableRows values();
+  /// Rows of the input's type.
+  void store_key(std::int64_t position, std::int64_t head_kv, std::span<const double> row);
+  void store_value(std::int64_t position, std::int64_t head_kv, std::span<const double> row);
+  /// The first rows of another session's layer of the same shape.
+  void copy_rows(const LayerStorage& from, std::int64_t tokens);
+
+  /// STATE-13: the groups of a row; empty unless rows are stored in 8 bits. What is written into them becomes the rows
+  /// by restore_rows().
+  [[nodiscard]] std::span<std::byte> key_groups(std::int64_t position, std::int64_t head_kv);
+  [[nodiscard]] std::span<std::byte> value_groups(std::int64_t position, std::int64_t head_kv);
+  void restore_rows(std::int64_t position, std::int64_t head_kv);
 
   /// SCORE-1, head-major: entry query_head * capacity + position.
   [[nodiscard]] float score(std::int64_t query_head, std::int64_t position) const;
@@ -94,6 +105,8 @@ class LayerStorage {
   std::int64_t width_;
   ZeroedBytes keys_;
   ZeroedBytes values_;
+  ZeroedBytes key_groups_;
+  ZeroedBytes value_groups_;
   ZeroedBytes scores_;
   std::vector<std::int32_t> memory_;
 };

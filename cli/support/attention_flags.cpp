@@ -190,6 +190,9 @@ void declare_memory_sets(FlagSet& set, Options& options) {
     throw Failure(fmt::format("--h2o-local {} and --h2o-heavy {} make {} together; allowed are {}",
                               options.local, options.heavy, options.local + options.heavy, kMaxCount));
   });
+  set.check([&options] {
+    if (options.kv_bits % 8 != 0) refuse("--kv-bits", options.kv_bits, "0 or 8");
+  });
   declare_rule(set, options);
 }
 

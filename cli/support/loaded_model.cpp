@@ -29,6 +29,7 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   file_.emplace(flags.model, flags.rotation);
   warnings_ = file_->tokenizer().warnings();
   check_dense_layers(flags.options, config().layers);
+  check_cache_type(flags, config());
   if (pipeline::Pipeline* const others = ranks()) {
     const auto of_ranks = settle_ranks(flags.ranks, flags, file_->file(), config().layers);
     warnings_.insert(warnings_.end(), of_ranks.begin(), of_ranks.end());

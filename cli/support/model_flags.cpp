@@ -113,13 +113,18 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
   declare_rotation(set, rotation);
   declare_threads(set, options);
   declare_engine(set, engine);
-  using Cache = std::optional<DType>;
+  using Cache = std::pair<std::optional<DType>, std::int64_t>;
   set.choice(
       "--cache-type", "TYPE",
-      "of stored keys and values: f16, bf16, f32, or auto, bf16 where projections use it and else f16 (auto)",
-      "auto, f16, bf16 or f32",
-      {{"auto", Cache()}, {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}},
-      named_cache_type_);
+      "of stored keys and values: f16, bf16, f32, auto, bf16 where projections use it and else f16, or "
+      "q8_0, which is auto in 8 bits, as --kv-bits 8 (auto)",
+      "auto, f16, bf16, f32 or q8_0",
+      {{"auto", Cache()},
+       {"f16", Cache(DType::f16, 0)},
+       {"bf16", Cache(DType::bf16, 0)},
+       {"f32", Cache(DType::f32, 0)},
+       {"q8_0", Cache(std::nullopt, 8)}},
+      named_cache_);
   precision = runtime::automatic_precision();
   set.value(
       "--projections", "TYPE",
@@ -128,8 +133,9 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
       [this](const std::string& text) { precision = parse_precision(text); });
   set.check([this] {
     if (context == 0) context.reset();
-    cache_type = named_cache_type_.value_or(
+    cache_type = named_cache_.first.value_or(
         row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
+    if (named_cache_.second != 0) options.kv_bits = named_cache_.second;
   });
 }
 

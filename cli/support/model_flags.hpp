@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/support/flag_set.hpp"
@@ -17,8 +18,8 @@ namespace headwater::cli {
 struct ModelFlags {
   std::string model;              ///< a GGUF file
   std::string engine;             ///< empty: HEADWATER_ENGINE, or the library's default
-  Options options;                ///< batch, chunk, memory set, threads
-  DType cache_type = DType::f16;  ///< of the stored keys and values
+  Options options;                ///< batch, chunk, memory set, threads, kv_bits
+  DType cache_type = DType::f16;  ///< of the stored keys and values, or of the restored ones (STATE-13)
   runtime::Precision precision =
       runtime::Precision::f32;                 ///< of projections; --projections auto is the processor's
   std::optional<std::int64_t> context;         ///< -c unless it is 0; else the file's
@@ -29,6 +30,11 @@ struct ModelFlags {
   /// the set has parsed.
   void declare(FlagSet& set, bool model_required = true);
 
+  /// What reports call the cache: "F16", "Q8_0".
+  [[nodiscard]] const char* cache_name() const {
+    return options.kv_bits == 8 ? "Q8_0" : dtype_name(cache_type);
+  }
+
   /// --quality, before declare(): what that is given replaces values of the preset. `dense`: of `exact`.
   void declare_quality(FlagSet& set, bool& dense);
   /// An engine without the preset's rule gets rule `h2o` where none was asked for, with its own shares of the budget: after
@@ -36,7 +42,8 @@ struct ModelFlags {
   void keep_to_rules_of_engine(FlagSet& set);
 
  private:
-  std::optional<DType> named_cache_type_;  ///< --cache-type; auto is none
+  /// --cache-type: its type, none of auto and q8_0, and its kv_bits.
+  std::pair<std::optional<DType>, std::int64_t> named_cache_;
 };
 
 /// The flags that stand in place of what a file says of its rotary embedding, as llama.cpp spells them; `to` as

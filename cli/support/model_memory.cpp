@@ -9,6 +9,15 @@
 #include "cli/support/text.hpp"
 
 namespace headwater::cli {
+namespace {
+
+constexpr std::int64_t kGroup = 32, kGroupBytes = 34;  // STATE-13
+
+}  // namespace
+
+std::int64_t stored_bytes(std::int64_t width, DType type, std::int64_t kv_bits) {
+  return kv_bits == 8 ? width / kGroup * kGroupBytes : width * static_cast<std::int64_t>(dtype_size(type));
+}
 
 ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& config, double weights,
                          std::int64_t capacity, int sessions) {
@@ -17,14 +26,26 @@ ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& co
   const double scores = 2.0 * number(config.heads);
   ModelMemory memory;
   memory.weights = weights;
-  memory.cache = sessions * number(config.layers) * number(capacity) *
-                 (row * static_cast<double>(dtype_size(flags.cache_type)) + scores);
+  const double stored =
+      number(stored_bytes(config.d_head + config.d_value, flags.cache_type, flags.options.kv_bits));
+  memory.cache =
+      sessions * number(config.layers) * number(capacity) * (stored * number(config.heads_kv) + scores);
   const double batch = number(std::min(std::max(flags.options.batch, flags.options.chunk), capacity));
   const double widths = number(config.width) * (config.norms_after ? 3 : 2) +
                         number(config.heads) * number(config.d_head + config.d_value) + row +
                         number(config.widest_feed_forward());
   memory.workspace = sessions * batch * widths * sizeof(float);
   return memory;
+}
+
+void check_cache_type(const ModelFlags& flags, const runtime::ModelConfig& config) {
+  if (flags.options.kv_bits != 8) return;
+  for (const std::int64_t width : {config.d_head, config.d_value}) {
+    if (width % kGroup == 0) continue;
+    throw Failure(fmt::format(
+        "--cache-type q8_0 (--kv-bits 8): the model has heads of {}, no multiple of {}; use f16, bf16 or f32",
+        width, kGroup));
+  }
 }
 
 void check_model_memory(const std::string& name, const ModelFlags& flags, const runtime::ModelConfig& config,
@@ -46,8 +67,8 @@ void check_model_memory(const std::string& name, const ModelFlags& flags, const 
 MemoryBytes memory_when_full(const Session& session) {
   const Shape& shape = session.shape();
   MemoryBytes bytes = session.memory_bytes();
-  bytes.kv = shape.n_layer * shape.n_head_kv * shape.capacity * (shape.d_head + shape.d_value) *
-             static_cast<std::int64_t>(dtype_size(shape.kv_type));
+  bytes.kv = shape.n_layer * shape.n_head_kv * shape.capacity *
+             stored_bytes(shape.d_head + shape.d_value, shape.kv_type, session.options().kv_bits);
   return bytes;
 }
 

@@ -9,6 +9,9 @@
 
 namespace headwater::cli {
 
+/// Bytes of `width` stored elements, whole rows of one type (STATE-13).
+[[nodiscard]] std::int64_t stored_bytes(std::int64_t width, DType type, std::int64_t kv_bits);
+
 /// What a model takes at least, in bytes: doubles, so that no product of hostile sizes can overflow.
 struct ModelMemory {
   double weights = 0;
@@ -18,6 +21,9 @@ struct ModelMemory {
 };
 [[nodiscard]] ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& config,
                                        double weights, std::int64_t capacity, int sessions = 1);
+
+/// Failure where rows of 8 bits are asked for, and heads have no whole groups (STATE-13).
+void check_cache_type(const ModelFlags& flags, const runtime::ModelConfig& config);
 
 /// Failure, with the numbers, where `weights` bytes and `sessions` sessions of `capacity` tokens need more memory than
 /// the machine has: asked before anything is taken. What is counted is the least that a run takes.

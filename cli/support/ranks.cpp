@@ -151,7 +151,7 @@ std::vector<std::string> settle_ranks(const RankFlags& flags, const ModelFlags& 
       {"model file", fmt::format("{} bytes, metadata and tensor table with hash {:016x}", file.file_bytes(),
                                  file.head_hash())},
       {"type of projections (--projections)", runtime::precision_name(model.precision)},
-      {"type of the cache (--cache-type)", dtype_name(model.cache_type)},
+      {"type of the cache (--cache-type)", model.cache_name()},
       {"engine", std::string(engine.name())},
       {"standard input", flags.reads_input && serves() && has_input()
                              ? "something to read, which only rank 0 reads"

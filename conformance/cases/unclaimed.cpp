@@ -113,6 +113,14 @@ void unclaimed(Context& context) {
   Options of_caller;
   of_caller.kv_owner = KvOwner::caller;
   refuse_open(claims.stored_rows, of_caller, "kv_owner = caller");
+  Options in_8_bits;
+  in_8_bits.kv_bits = 8;
+  if (!claims.kv_bits) {
+    Shape wide = shape;
+    wide.d_head = wide.d_value = 32;
+    require_code(code_of([&] { (void)engine.open(wide, in_8_bits); }), ErrorCode::unsupported,
+                 "kv_bits = 8 is not claimed");
+  }
   Options allocator;
   allocator.allocator.allocate = [](void*, std::size_t, std::size_t) -> void* {
     throw Violation("the host's allocator is not claimed and was called");
@@ -126,7 +134,7 @@ void unclaimed(Context& context) {
 }
 const Register kUnclaimed{{"state.unclaimed",
                            {"STATE-8", "STATE-9", "STATE-10", "STATE-11", "STATE-12", "INTR-1", "LSE-1",
-                            "HOST-1", "LAYER-1", "ROWS-1", "DEC-2", "NUM-5", "HOST-2"},
+                            "HOST-1", "LAYER-1", "ROWS-1", "DEC-2", "NUM-5", "HOST-2", "STATE-13"},
                            "session",
                            Lane::state,
                            true,

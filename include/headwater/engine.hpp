@@ -41,6 +41,7 @@ struct Claims {
   bool rows_alone = false;    ///< attend() without queries in a decode step (DEC-2)
   bool estimate = false;      ///< Engine::estimate() (NUM-5)
   bool host_memory = false;   ///< Options::allocator (HOST-2)
+  bool kv_bits = false;       ///< Options::kv_bits (STATE-13)
 };
 
 /// A way to compute the spec. Engines are immutable, live as long as the program, and may be used by any number

@@ -207,6 +207,9 @@ typedef struct headwater_options {
   /* Rule SKETCHES: W, least weight of a token that a set takes, relative to what its row has without it, 0 (none) <= W < 1;
    * default 0.0005, also where struct_size ends before it (SKE-7). */
   double least_weight;
+  /* Bits of an element of the session's own rows: 0 (default), those of the KV type, or 8, integers with a scale for 32
+   * elements; then d and dv of every layer are multiples of 32 (STATE-13). */
+  int64_t kv_bits;
 } headwater_options;
 
 /* Fills *options with the defaults. struct_size is the caller's sizeof(headwater_options): no byte after it
@@ -426,6 +429,7 @@ typedef struct headwater_effective_options {
   int32_t reserved2;
   int64_t page;
   double least_weight; /* 0 with other rules than SKETCHES */
+  int64_t kv_bits;
 } headwater_effective_options;
 
 /* Writes the effective options into struct_size bytes, the caller's sizeof(headwater_effective_options): what

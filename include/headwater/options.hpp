@@ -114,6 +114,10 @@ struct Options {
   /// tokens come. A page holds all layers; what is not yet filled of it is not touched.
   std::int64_t page = 4096;
 
+  /// Bits of an element of the session's own rows: 0, those of the KV type; 8: integers with a scale for 32 elements, about
+  /// half the memory of 16-bit rows; then d and dv of every layer are multiples of 32 (STATE-13)
+  std::int64_t kv_bits = 0;
+
   Select select = Select::h2o;
   // Sizes of rule `blocks` (SEL-1); not read with any other.
   std::int64_t key_block = 8;     ///< K, keys of a key block, 1 .. 256 and at most S; divides H
@@ -172,6 +176,7 @@ struct EffectiveOptions {
   std::int64_t checkpoints = 0;      ///< 0 unless the session is sparse by rule h2o
   KvOwner kv_owner = KvOwner::session;
   std::int64_t page = 0;
+  std::int64_t kv_bits = 0;
   double scale = 0.0;
   double softcap = 0.0;
   ScoreType score_type = ScoreType::bf16;

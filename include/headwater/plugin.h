@@ -44,6 +44,7 @@ extern "C" {
 #define HEADWATER_CLAIM_LAYERS UINT64_C(131072)      /* options.layers (LAYER-1, MASK-2) */
 #define HEADWATER_CLAIM_STORED_ROWS UINT64_C(262144) /* attend_stored (ROWS-1), options.kv_owner */
 #define HEADWATER_CLAIM_ROWS_ALONE UINT64_C(524288)  /* q and out NULL in a decode step (DEC-2) */
+#define HEADWATER_CLAIM_KV_BITS UINT64_C(1048576)    /* options.kv_bits (STATE-13) */
 
 /* The table. It and the texts live as long as the shared object is loaded. No function may be NULL but where that is said;
  * no C++ exception may leave one. Sessions are used by one thread at a time. New members are appended; struct_size says which are there. */

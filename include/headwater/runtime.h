@@ -193,8 +193,15 @@ HEADWATER_API headwater_status headwater_chat_continue(const headwater_model* mo
 
 typedef struct headwater_conversation headwater_conversation; /* opaque */
 
-/* Of stored keys and values. AUTO: BF16 where the processor multiplies it, unless projections are F32; else F16. */
-enum { HEADWATER_CACHE_AUTO = 0, HEADWATER_CACHE_F32 = 1, HEADWATER_CACHE_F16 = 2, HEADWATER_CACHE_BF16 = 3 };
+/* Of stored keys and values. AUTO: BF16 where the processor multiplies it, unless projections are F32; else F16. Q8_0:
+ * restored to that type from 8 bits, about half its memory; head widths are multiples of 32 (attention.kv_bits = 8). */
+enum {
+  HEADWATER_CACHE_AUTO = 0,
+  HEADWATER_CACHE_F32 = 1,
+  HEADWATER_CACHE_F16 = 2,
+  HEADWATER_CACHE_BF16 = 3,
+  HEADWATER_CACHE_Q8_0 = 4
+};
 
 /* Always fill them with headwater_conversation_options_init() first. */
 typedef struct headwater_conversation_options {
@@ -207,7 +214,7 @@ typedef struct headwater_conversation_options {
       capacity; /* most tokens; 0 (default): the model's context. More than that is allowed, at a loss of quality */
   int64_t
       dense_tail; /* so many tokens at the end of a sparse turn see all before them; default 64, 0: none */
-  int32_t cache_type; /* HEADWATER_CACHE_AUTO (default), _F32, _F16 or _BF16 */
+  int32_t cache_type; /* HEADWATER_CACHE_AUTO (default), _F32, _F16, _BF16 or _Q8_0 */
   int32_t reserved;   /* 0 */
 } headwater_conversation_options;
 

@@ -20,11 +20,11 @@ namespace headwater {
 /// All engines use these names, so that one may load what another has saved (T tokens, l a layer):
 /// numbers `chunks`: begin, end and mode of each chunk; `steps`: for each step the index of its first chunk and the
 /// length of its turn; rule h2o: `sets`: for each layer the entries of its sets and the position before which they were
-/// built. Arrays `key.l` [Hkv][T][d] and `value.l` [Hkv][T][dv] of the KV type, unless the caller keeps the rows; rule
-/// h2o: `score.l` [Hq][T], `set.l` [Hq][width] I32.
+/// built. Arrays `key.l` [Hkv][T][d] and `value.l` [Hkv][T][dv] of the KV type, unless the caller keeps the rows (with
+/// kv_bits = 8 U8 [Hkv][T][34 d / 32] and [Hkv][T][34 dv / 32], STATE-13); rule h2o: `score.l` [Hq][T], `set.l` [Hq][width] I32.
 class HEADWATER_API StateArchive {
  public:
-  enum class Element : std::uint8_t { f32, f16, bf16, i32 };
+  enum class Element : std::uint8_t { f32, f16, bf16, i32, u8 };
   /// Consecutive bytes of an array; all pieces of an array in turn are the array.
   struct Piece {
     void* data;  ///< only read unless loading()

@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "core/rows_8bit.hpp"
 #include "headwater/detail/option_table.hpp"
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -68,6 +69,21 @@ void validate_blocks(const Options& options) {
   if (options.pinned % options.key_block != 0) {
     refuse("pinned", options.pinned, "a multiple of key_block = " + std::to_string(options.key_block));
   }
+}
+
+/// STATE-13
+void validate_packed_rows(const Shape& shape, const Options& options) {
+  const auto require_groups = [](const std::string& field, std::int64_t width) {
+    if (width % kGroupElements != 0) refuse(field, width, "a multiple of 32, as kv_bits is 8");
+  };
+  require_groups("d_head", shape.d_head);
+  require_groups("d_value", shape.d_value);
+  for (std::size_t l = 0; l < options.layers.size(); ++l) {
+    const std::string of = "layers[" + std::to_string(l) + "].";
+    require_groups(of + "d_head", options.layers[l].d_head);
+    require_groups(of + "d_value", options.layers[l].d_value);
+  }
+  if (options.kv_owner == KvOwner::caller) refuse("kv_owner", "1 (caller)", "0 (session), as kv_bits is 8");
 }
 
 /// STATE-7
@@ -137,6 +153,7 @@ void validate(const Shape& shape, const Options& options) {
     if (option.read_by(options.select)) require_range(options, option);
   });
   if (options.select == Select::blocks) validate_blocks(options);
+  if (options.kv_bits == 8) validate_packed_rows(shape, options);
 }
 
 }  // namespace
@@ -159,6 +176,13 @@ void require_equal_layers(const Options& options, std::string_view engine) {
   throw Error(ErrorCode::unsupported, "layers has " + std::to_string(options.layers.size()) +
                                           " entries; allowed: none: layers of engine " + std::string(engine) +
                                           " are all alike");
+}
+
+void require_no_kv_bits(const Options& options, std::string_view engine) {
+  if (options.kv_bits == 0) return;
+  throw Error(ErrorCode::unsupported, "kv_bits is " + std::to_string(options.kv_bits) +
+                                          "; allowed: 0: engine " + std::string(engine) +
+                                          " stores rows of the KV type");
 }
 
 void require_own_memory(const Options& options, std::string_view engine) {

@@ -21,6 +21,8 @@ void require_no_sketches(const Options& options, std::string_view engine);
 
 /// Throws Error unsupported where the options want checkpoints, and the engine does not truncate.
 void require_no_checkpoints(const Options& options, std::string_view engine);
+/// STATE-13: `unsupported` where rows are to be packed.
+void require_no_kv_bits(const Options& options, std::string_view engine);
 /// LAYER-1: `unsupported` where a layer is to have options of its own.
 void require_equal_layers(const Options& options, std::string_view engine);
 /// HOST-2: `unsupported` where the host is to give the memory.

@@ -90,13 +90,15 @@ MemoryBytes CpuSession::memory_bytes() const {
   bytes.scores = data_.state->scores.bytes();
   bytes.memory_sets = data_.state->memory.bytes() + (data_.state->undo ? data_.state->undo->bytes() : 0) +
                       data_.summaries.bytes() + (work_ ? work_->set_bytes() : 0);
-  bytes.workspace = (work_ ? work_->bytes() : 0) + stored_rows_.bytes() + chunk_bytes();
+  bytes.workspace =
+      (work_ ? work_->bytes() : 0) + stored_rows_.bytes() + chunk_bytes() + data_.kv.restored_bytes();
   return bytes;
 }
 
 MemoryEstimate CpuSession::estimate() const {
   MemoryEstimate estimate{memory_bytes(), memory_bytes()};
   estimate.full.kv = data_.kv.bytes_when_full();
+  estimate.full.workspace += data_.kv.restored_bytes_when_full() - data_.kv.restored_bytes();
   estimate.full.memory_sets += data_.summaries.bytes_when_full() - data_.summaries.bytes();
   return estimate;
 }
@@ -120,7 +122,10 @@ void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t
   require_row(layer, head_kv, position);
   const std::int64_t d = kv.d_head(layer);
   require_width(std::ssize(row), d);
-  core::widen(kv.key(layer, head_kv, position), kv.type(), d, row.data());
+  std::vector<float> restored(static_cast<std::size_t>(kv.packed() ? d : 0));
+  if (kv.packed())
+    kv.restore_keys(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
+  core::widen(kv.packed() ? restored.data() : kv.key(layer, head_kv, position), kv.type(), d, row.data());
 }
 
 void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -129,7 +134,10 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
   require_row(layer, head_kv, position);
   const std::int64_t dv = kv.d_value(layer);
   require_width(std::ssize(row), dv);
-  core::widen(kv.value(layer, head_kv, position), kv.type(), dv, row.data());
+  std::vector<float> restored(static_cast<std::size_t>(kv.packed() ? dv : 0));
+  if (kv.packed())
+    kv.restore_values(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
+  core::widen(kv.packed() ? restored.data() : kv.value(layer, head_kv, position), kv.type(), dv, row.data());
 }
 
 StageSeconds CpuSession::stage_seconds() const {
@@ -224,6 +232,7 @@ void CpuSession::exchange_state(StateArchive& archive) {
       const bool summaries = !data_.summaries.empty() && !options().dense_layer(layer);
       if (archive.loading() && summaries && !HEADWATER_SABOTAGE("cpu.load.no_summaries")) {
         data_.workers.enter_layer(layer, {});
+        restore(layer, 0, tokens());
         summarise(layer, 0, tokens());
       }
     }
@@ -259,11 +268,13 @@ void CpuSession::run_layer(const SequenceCall& asked) {
   if (HEADWATER_SABOTAGE("cpu.dense_layer.first_call_alone") && chunks.front().begin > 0) dense_layer = false;
   const bool alone = asked.rows_alone();  // DEC-2
   if (alone && HEADWATER_SABOTAGE("cpu.rows_alone.no_summaries")) return;
-  if (!dense_layer) summarise(layer, chunks.front().begin, step_tokens());
-  if (alone) return;
   const Chunk whole{chunks.front().begin, chunks.back().end, ChunkMode::dense};
   const bool sparse = chunks.front().mode == ChunkMode::sparse;
   const auto attended = sparse && dense_layer ? std::span(&whole, 1) : chunks;
+  const bool decodes = (dense_layer || !sparse) && work_->dense.decode_of(attended.front());
+  restore(layer, alone || decodes ? first_summarised(whole.begin) : 0, whole.end);
+  if (!dense_layer) summarise(layer, whole.begin, step_tokens());
+  if (alone) return;
   const LayerCall call{data_,    arithmetic_of(asked), layer,    asked.q, asked.out,
                        attended, observer(),           asked.lse};
   if (sparse && !dense_layer) {
@@ -326,6 +337,7 @@ void CpuSession::decode_group(std::span<const SequenceCall* const> calls) {
       const SequenceCall& call = *calls[i];
       CpuSession& session = *session_of(call);
       const Chunk& chunk = session.plan().front();
+      session.restore(call.layer, session.first_summarised(chunk.begin), chunk.end);
       if (!session.options().dense_layer(call.layer)) {
         session.summarise(call.layer, chunk.begin, session.step_tokens());
       }
@@ -374,11 +386,27 @@ void CpuSession::store_task(const SequenceCall& call, std::int64_t index) {
     if (later < stored) {
       prefetch(core::row_address(k, later, head), bytes(kv.d_head(layer), k.type));
       prefetch(core::row_address(v, later, head), bytes(kv.d_value(layer), v.type));
-      prefetch(kv.key(layer, head, base + later), bytes(kv.d_head(layer), kv.type()));
-      prefetch(kv.value(layer, head, base + later), bytes(kv.d_value(layer), kv.type()));
+      if (!kv.packed()) {
+        prefetch(kv.key(layer, head, base + later), bytes(kv.d_head(layer), kv.type()));
+        prefetch(kv.value(layer, head, base + later), bytes(kv.d_value(layer), kv.type()));
+      }
     }
     kv.write(layer, head, base + index, k, v, index);
   }
+}
+
+void CpuSession::restore(std::int64_t layer, std::int64_t begin, std::int64_t end) {
+  if (!data_.kv.packed()) return;
+  constexpr std::int64_t kRows = 256;  // of a task
+  const std::int64_t parts = (end - begin + kRows - 1) / kRows;
+  data_.workers.each(
+      shape().n_head_kv * parts,
+      [&](const Workers::Task& task) {
+        const std::int64_t first = begin + task.index % parts * kRows;
+        data_.kv.restore(layer, task.index / parts, first, std::min(first + kRows, end),
+                         data_.kernels.restore_groups);
+      },
+      Workers::Asks::at_start);
 }
 
 void CpuSession::summarise(std::int64_t layer, std::int64_t base, std::int64_t n) {

@@ -88,6 +88,12 @@ class CpuSession final : public core::SessionBase {
   void store_task(const SequenceCall& call, std::int64_t index);
   [[nodiscard]] Arithmetic& arithmetic_of(const SequenceCall& call);
   [[nodiscard]] std::int64_t step_tokens() const { return plan().back().end - plan().front().begin; }
+  /// Packed rows [begin, end) of the layer, all heads, become readable (STATE-13); else nothing.
+  void restore(std::int64_t layer, std::int64_t begin, std::int64_t end);
+  /// The first row that summarise() reads of rows from `base` on.
+  [[nodiscard]] std::int64_t first_summarised(std::int64_t base) const {
+    return data_.summaries.empty() ? base : base / data_.summaries.key_block() * data_.summaries.key_block();
+  }
   /// Key blocks that n stored rows from `base` have made whole (SEL-3).
   void summarise(std::int64_t layer, std::int64_t base, std::int64_t n);
 

@@ -46,6 +46,7 @@ class CpuEngine final : public Engine {
     claims.save = true;
     claims.estimate = true;
     claims.host_memory = true;
+    claims.kv_bits = true;
     return claims;
   }
 

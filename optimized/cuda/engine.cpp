@@ -62,6 +62,7 @@ class CudaEngine final : public Engine {
       core::require_no_sketches(options, name());
       core::require_no_checkpoints(options, name());
       core::require_own_rows(options, name());
+      core::require_no_kv_bits(options, name());
       core::require_own_memory(options, name());
       core::require_equal_layers(options, name());
       const int devices = variant_.devices();

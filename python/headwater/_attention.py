@@ -28,6 +28,8 @@ class _OverArrays(_session.Session):
     """A session of one layer whose K and V rows are the caller's (ROWS-1). Its structures are filled anew by each call."""
 
     def __init__(self, shape, options, engine):
+        if options.native.kv_bits != 0:
+            raise ValueError(f"kv_bits is {options.native.kv_bits}; allowed: 0, as keys and values are read where they lie")
         options.native.kv_owner = _native.OF_CALLER
         self._open_new(shape, options, engine, None)
         self._q, self._out = _native.Rows(), _native.Rows()

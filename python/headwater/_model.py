@@ -195,16 +195,18 @@ class Model(_native.Owner):
     # ---- conversations ----
 
     def conversation(self, *, capacity: SupportsIndex | None = None,
-                     cache_type: Literal["auto", "f32", "f16", "bf16"] = "auto", dense_tail: SupportsIndex = 64,
-                     engine: str | None = None, quality: Literal["fast", "balanced", "exact"] = "balanced",
+                     cache_type: Literal["auto", "f32", "f16", "bf16", "q8_0"] = "auto",
+                     dense_tail: SupportsIndex = 64, engine: str | None = None,
+                     quality: Literal["fast", "balanced", "exact"] = "balanced",
                      **options: "Unpack[_options.StoreOptions]") -> "Conversation":
         """An empty Conversation over this model.
 
-        capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16" or
-        "bf16". dense_tail: so many tokens at the end of a sparse turn see all before them. engine: a name of
-        headwater.engines(). quality: "fast", "balanced" or "exact", which is dense: the options that are not said, as
-        docs/quality.md measures them; "balanced" is what `headwater generate` does. options: of Session (chunk, local, heavy,
-        pinned, batch, select, dense, threads, ...) but for what the model decides (scale, softcap, sinks, alibi, layers).
+        capacity: most tokens, None for the model's context. cache_type: of stored keys and values, "auto", "f32", "f16",
+        "bf16" or "q8_0", which is "auto" in 8 bits, as kv_bits=8 (heads of a multiple of 32). dense_tail: so many tokens at
+        the end of a sparse turn see all before them. engine: a name of headwater.engines(). quality: "fast", "balanced" or
+        "exact", which is dense: the options that are not said, as docs/quality.md measures them; "balanced" is what
+        `headwater generate` does. options: of Session (chunk, local, heavy, pinned, batch, select, dense, threads, ...) but
+        for what the model decides (scale, softcap, sinks, alibi, layers).
         Errors: ValueError, TypeError, MemoryError, RuntimeError (the engine is not there).
         """
         return Conversation(self, capacity, cache_type, dense_tail, engine, {**options, "quality": quality})

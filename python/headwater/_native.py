@@ -43,11 +43,11 @@ Options = _structure("Options", [
     ("checkpoints", _I64), ("parallel_for", _POINTER), ("parallel_context", _POINTER), ("kv_owner", _I32),
     ("reserved5", _I32), ("layers", ctypes.POINTER(LayerOptions)), ("layer_count", _I64), ("layer_size", _SIZE),
     ("page", _I64), ("allocate", _POINTER), ("release", _POINTER), ("allocator_context", _POINTER),
-    ("least_weight", _DOUBLE)])
+    ("least_weight", _DOUBLE), ("kv_bits", _I64)])
 EffectiveOptions = _structure("EffectiveOptions", [
     *_PLAN, ("scale", _DOUBLE), ("softcap", _DOUBLE), ("sparse", _I32), ("score_type", _I32), ("schedule", _I32),
     ("threads", _I32), ("select", _I32), ("reserved", _I32), *_RULE, ("checkpoints", _I64), ("kv_owner", _I32),
-    ("reserved2", _I32), ("page", _I64), ("least_weight", _DOUBLE)])
+    ("reserved2", _I32), ("page", _I64), ("least_weight", _DOUBLE), ("kv_bits", _I64)])
 Rows = _structure("Rows", [
     ("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64), ("type", _I32), ("reserved", _I32)])
 LseOutput = _structure("LseOutput", [("data", _POINTER), ("row_stride", _I64), ("head_stride", _I64)])

@@ -50,6 +50,7 @@ class StoreOptions(RuleOptions, total=False):
     """And how a session keeps its tokens."""
     checkpoints: SupportsIndex | None
     page: SupportsIndex | None
+    kv_bits: SupportsIndex | None
 
 
 class SessionOptions(StoreOptions, total=False):
@@ -79,7 +80,7 @@ class ConversationOptions(StoreOptions, total=False):
     quality: Literal["fast", "balanced", "exact"]
     dense_tail: SupportsIndex
     engine: str | None
-    cache_type: Literal["auto", "f32", "f16", "bf16"]
+    cache_type: Literal["auto", "f32", "f16", "bf16", "q8_0"]
 
 
 class ChatOptions(ConversationOptions, total=False):

@@ -10,7 +10,7 @@ _DOUBLE, _INT64S, _OUT = ctypes.c_double, ctypes.POINTER(_I64), ctypes.POINTER(_
 
 ABI_VERSION = 1
 PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2, "int8": 3}
-CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3}
+CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3, "q8_0": 4}
 ROPE_SCALINGS = {"none": 1, "linear": 2, "yarn": 3}
 CONTROL, END = 1, 2
 AFTER_FIRST_CHUNK, ENDS_QUERY_BLOCK = 1, 2

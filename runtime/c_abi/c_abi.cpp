@@ -233,9 +233,8 @@ void check_attention(const headwater::Options& options) {
 }
 
 DType cache_type_of(std::int32_t type, runtime::Precision precision) {
-  constexpr std::int32_t kTypes = 4;
-  check_range(type, 0, kTypes - 1, "options.cache_type");
-  if (type == HEADWATER_CACHE_AUTO)
+  check_range(type, 0, HEADWATER_CACHE_Q8_0, "options.cache_type");
+  if (type == HEADWATER_CACHE_AUTO || type == HEADWATER_CACHE_Q8_0)
     return row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
   return dtype(type - 1, "options.cache_type");
 }
@@ -523,6 +522,7 @@ headwater_status headwater_conversation_open(headwater_model* model,
       chosen.attention = options_of(*from.attention, shape);
       check_attention(chosen.attention);
     }
+    if (from.cache_type == HEADWATER_CACHE_Q8_0) chosen.attention.kv_bits = 8;
     // An engine that is not here is said before the weights are read.
     (void)headwater::engine(chosen.engine);
     int& threads = chosen.attention.threads;

@@ -51,7 +51,7 @@ TEST(EngineClaims, AreThoseOfTheTableInEmbedding) {
     const bool cpu = engine->name().starts_with("cpu");
     const bool reference = engine->name() == "reference";
     expect_all({c.bitwise_threads, c.bitwise_runs, c.bitwise_schedules}, true, *engine);
-    expect_all({c.abort, c.truncate, c.interrupt, c.lse, c.fork, c.save, c.layers, c.stored_rows},
+    expect_all({c.abort, c.truncate, c.interrupt, c.lse, c.fork, c.save, c.layers, c.stored_rows, c.kv_bits},
                cpu || reference, *engine);
     EXPECT_TRUE(c.rows_alone) << engine->name();
     expect_all({c.host_threads, c.estimate, c.host_memory}, cpu, *engine);

@@ -379,6 +379,32 @@ TEST_P(Save, SKE_1_AnotherLeastWeightIsRefused) {
                {"options.least_weight", "'5e-04'", "allowed"});
 }
 
+// STATE-13: bytes that go on with the same bits; files of other rows, older ones among them, have no word of it.
+TEST_P(Save, STATE_13_RowsIn8Bits) {
+  if (!engine().claims().kv_bits) GTEST_SKIP() << "the engine has no rows in 8 bits";
+  Shape shape = small_shape(64);
+  shape.d_head = 32, shape.d_value = 64;
+  Options options = small_options();
+  const LayerInput input = random_input(shape, shape.capacity, 3);
+  const auto loaded = [&] { return load(engine(), shape, options, folder.file()); };
+  const auto plain = engine().open(shape, options);
+  (void)run_step(*plain, Step::prefill(20), input, 0);
+  save(*plain, folder.file());
+  EXPECT_EQ(bytes_of(folder.file()).find("kv_bits"), std::string::npos);
+  options.kv_bits = 8;
+  expect_error([&] { (void)loaded(); }, ErrorCode::invalid_argument, {"options.kv_bits", "'8'", "allowed"});
+  const auto saved = engine().open(shape, options);
+  (void)run_step(*saved, Step::prefill(20), input, 0);
+  save(*saved, folder.file());
+  EXPECT_NE(bytes_of(folder.file()).find("\"U8\",\"shape\":[2,20,68]"), std::string::npos);
+  const auto other = loaded();
+  EXPECT_TRUE(contents(*other) == contents(*saved));
+  EXPECT_EQ(run_step(*other, Step::decode(3), input, 20), run_step(*saved, Step::decode(3), input, 20));
+  options.kv_bits = 0;
+  expect_error([&] { (void)loaded(); }, ErrorCode::invalid_argument,
+               {"options.kv_bits", "'8'", "'0'", "allowed"});
+}
+
 // As many chunks as decode steps of rows alone (DEC-2).
 TEST_P(SaveSizes, SeventyThousandChunks) {
   constexpr std::int64_t kSteps = 70000;

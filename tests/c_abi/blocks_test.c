@@ -514,8 +514,46 @@ static void test_sketches(void) {
   free(p);
 }
 
+/* Rows in 8 bits (STATE-13): integers of a row that is 127 at most, in a structure that has kv_bits and in one that ends
+ * before it. */
+static void test_rows_in_8_bits(const char* engine) {
+  enum { kGroup = 32 };
+  headwater_shape shape = {1, 1, 1, kGroup, kGroup, 4, HEADWATER_F32, 0};
+  headwater_options options;
+  headwater_effective_options effective;
+  headwater_session* session = NULL;
+  float row[kGroup], out[kGroup], read[kGroup];
+  for (int i = 0; i < kGroup; ++i) row[i] = i == 3 ? -127.0F : (float)i - 15.25F;
+  const headwater_rows rows = {row, kGroup, kGroup, HEADWATER_F32, 0};
+  const headwater_mutable_rows outs = {out, kGroup, kGroup, HEADWATER_F32, 0};
+  CHECK_OK(headwater_options_init(&options, sizeof options));
+  CHECK_EQUAL(options.kv_bits, 0);
+  options.kv_bits = 8;
+  for (int older = 0; older < 2; ++older) {
+    if (older == 1) options.struct_size = offsetof(headwater_options, kv_bits);
+    CHECK_OK(headwater_open(engine, &shape, &options, &session));
+    CHECK_OK(headwater_session_options(session, &effective, sizeof effective));
+    CHECK_EQUAL(effective.kv_bits, older == 1 ? 0 : 8);
+    CHECK_OK(headwater_begin_prefill(session, 1, 0));
+    CHECK_OK(headwater_attend(session, 0, &rows, &rows, &rows, &outs));
+    CHECK_OK(headwater_end(session));
+    CHECK_OK(headwater_read_key(session, 0, 0, 0, read, kGroup));
+    for (int i = 0; i < kGroup; ++i) CHECK(read[i] == (older == 1 ? row[i] : rintf(row[i])));
+    CHECK(memcmp(read, out, sizeof read) == 0); /* the values of the only token */
+    headwater_close(session);
+  }
+  options.struct_size = sizeof options;
+  options.kv_bits = 4;
+  CHECK_FAILS(headwater_open(engine, &shape, &options, &session), HEADWATER_INVALID_ARGUMENT, "kv_bits");
+  options.kv_bits = 8;
+  shape.d_value = 48;
+  CHECK_FAILS(headwater_open(engine, &shape, &options, &session), HEADWATER_INVALID_ARGUMENT, "d_value");
+}
+
 void test_blocks_options(void) {
   test_sketches();
+  test_rows_in_8_bits("reference");
+  test_rows_in_8_bits("cpu-portable");
   test_defaults();
   test_presets();
   test_sizes();

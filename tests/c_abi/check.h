@@ -30,7 +30,7 @@ void check_status(headwater_status actual, headwater_status expected, const char
 void test_numbers(const char* engine);
 /* The same with rule BLOCKS. */
 void test_blocks(const char* engine);
-/* Its options: defaults, what must be refused, structures of older programs. */
+/* Its options and kv_bits: defaults, what must be refused, structures of older programs. */
 void test_blocks_options(void);
 /* Pinned tokens, dense layers and short turns of every engine that has them. */
 void test_dense(const char* engine);

@@ -22,7 +22,7 @@ AT(headwater_shape, capacity, 40);
 AT(headwater_shape, kv_type, 48);
 AT(headwater_shape, reserved, 52);
 
-SIZE(headwater_options, 288);
+SIZE(headwater_options, 296);
 AT(headwater_options, struct_size, 0);
 AT(headwater_options, batch, 8);
 AT(headwater_options, chunk, 16);
@@ -66,6 +66,7 @@ AT(headwater_options, allocate, 256);
 AT(headwater_options, release, 264);
 AT(headwater_options, allocator_context, 272);
 AT(headwater_options, least_weight, 280);
+AT(headwater_options, kv_bits, 288);
 
 SIZE(headwater_layer_options, 48);
 AT(headwater_layer_options, window, 0);
@@ -116,7 +117,7 @@ AT(headwater_lse_output, data, 0);
 AT(headwater_lse_output, row_stride, 8);
 AT(headwater_lse_output, head_stride, 16);
 
-SIZE(headwater_effective_options, 152);
+SIZE(headwater_effective_options, 160);
 AT(headwater_effective_options, heavy, 24);
 AT(headwater_effective_options, scale, 32);
 AT(headwater_effective_options, sparse, 48);
@@ -131,6 +132,7 @@ AT(headwater_effective_options, kv_owner, 128);
 AT(headwater_effective_options, reserved2, 132);
 AT(headwater_effective_options, page, 136);
 AT(headwater_effective_options, least_weight, 144);
+AT(headwater_effective_options, kv_bits, 152);
 
 SIZE(headwater_memory_bytes, 32);
 SIZE(headwater_stage_seconds, 8);

@@ -11,7 +11,7 @@ from support import ProgramTest, problem
 INTEGERS = {"--batch": (1, 2147483647), "-b": (1, 2147483647), "--batch-size": (1, 2147483647),
             "--chunk": (1, 2147483647), "-ub": (1, 2147483647), "--ubatch-size": (1, 2147483647),
             "--h2o-local": (0, 2147483647), "--h2o-heavy": (0, 2147483647),
-            "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647),
+            "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647), "--kv-bits": (0, 8),
             "--key-block": (1, 256), "--query-block": (1, 2147483647), "--pool": (1, 2147483647), "--refine": (1, 16),
             "-t": (0, 512), "--threads": (0, 512), "--repeat": (1, 1000)}
 SPOKEN = {flag: spoken for spoken, flags in {
@@ -31,6 +31,10 @@ class Numbers(ProgramTest):
                 with self.subTest(flag=flag, text=text):
                     self.refuse(self.input, SPOKEN.get(flag, flag) + ": ", f"'{text}'", f"from {low} to {high}",
                                 arguments=[flag, text])
+
+    def test_bits_of_rows(self):
+        self.refuse(self.input, "--kv-bits: 4 ", "0 or 8", arguments=["--kv-bits", "4"])
+        self.refuse(self.input, "kv_bits is 8", "d_head is 8", "32", arguments=["--kv-bits", "8"])
 
     def test_attached_values(self):
         self.refuse(self.input, "--chunk", "''", arguments=["--chunk="])

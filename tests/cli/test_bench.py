@@ -12,7 +12,8 @@ PAIRS = 4 * 16 * 17 // 2 + 6 * 7 // 2 + 7 * (3 * 16 + 6)
 PAIRS_DENSE = 70 * 71 // 2
 INTEGERS = {"-n": (1, 2147483647), "--heads": (1, 65536), "--kv-heads": (1, 65536), "-d": (1, 65536),
             "--d-value": (1, 65536), "-b": (1, 2147483647), "-ub": (1, 2147483647), "--h2o-local": (0, 2147483647),
-            "--h2o-heavy": (0, 2147483647), "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647), "-t": (0, 512), "--rounds": (1, 1000), "--seed": (0, 2147483647)}
+            "--h2o-heavy": (0, 2147483647), "--pinned": (0, 2147483647), "--dense-below": (0, 2147483647),
+            "--kv-bits": (0, 8), "-t": (0, 512), "--rounds": (1, 1000), "--seed": (0, 2147483647)}
 
 
 class BenchTest(ProgramTest):
@@ -73,7 +74,7 @@ class Report(BenchTest):
                     self.assertEqual(report["threads"], 1 if engine["name"] == "reference" else 2)
                     self.assertEqual(report["effective"], {"batch": 32, "chunk": 16, "local": 3, "heavy": 4,
                                                            "schedule": "layer-major", "select": "h2o", "pinned": 0,
-                                                           "dense_below": 0, "dense_layers": []})
+                                                           "dense_below": 0, "kv_bits": 0, "dense_layers": []})
                     self.check(report)
 
     def test_rules(self):
@@ -91,6 +92,14 @@ class Report(BenchTest):
                 checked = report["sparse"]["checked"]
                 self.assertEqual((checked["rows"], checked["heads_replayed"], checked["column_sums"]), (24, 4, 0))
                 self.assertLessEqual(checked["worst_row_error_over_bound"], 1)
+
+    def test_rows_in_8_bits(self):
+        """What is judged is what the rows are restored to."""
+        for engine in ("reference", "cpu-portable"):
+            report = self.report(*SMALL, "-d", "32", "--d-value", "64", "--kv-bits", "8", "--engine", engine)
+            self.assertEqual(report["effective"]["kv_bits"], 8)
+            for name in ("sparse", "dense"):
+                self.assertLessEqual(report[name]["checked"]["worst_row_error_over_bound"], 1)
 
     def test_pinned_and_dense(self):
         own = 4 * 136 + 21

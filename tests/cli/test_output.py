@@ -250,6 +250,16 @@ class PinnedAndDense(OutputTest):
             equal, _, _ = self.attend(tensors, *self.FLAGS, *rule, "--dense-below", "75")
             self.assertEqual(equal["out"].data, sparse["out"].data)
 
+    def test_rows_in_8_bits(self):
+        tensors = problem(n=75, d=32, dv=32)
+        plain, metadata, _ = self.attend(tensors, "--dense")
+        self.assertNotIn("kv_bits", metadata)
+        out, metadata, _ = self.attend(tensors, "--dense", "--kv-bits", "8")
+        self.assertEqual(metadata["kv_bits"], "8")
+        worst = max(abs(a - b) for a, b in zip(out["out"].values, plain["out"].values))
+        self.assertGreater(worst, 0)
+        self.assertLess(worst, 0.1)
+
     def test_turns_of_a_dense_layer(self):
         tensors = problem(n=75)
         out, _, _ = self.attend(tensors, *self.FLAGS, "--dense-layers", "0", "--steps", "p19,d2,p20:54,p34")

@@ -280,7 +280,7 @@ class OtherCommands(ProgramTest):
         for flag in ("-b", "-ub", "--h2o-local", "--h2o-heavy", "--h2o-no-clamp", "-t", "--engine", "--dense",
                      "--scale", "--softcap", "--score-type", "--schedule", "--steps", "--repeat", "--no-trace", "--json",
                      "--select", "--key-block", "--query-block", "--pool", "--refine", "--pinned", "--dense-layers",
-                     "--dense-below", "--least-weight"):
+                     "--dense-below", "--kv-bits", "--least-weight"):
             self.assertIn(flag, attend)
 
     def test_info(self):

@@ -67,6 +67,7 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   asked.row_memory = HEADWATER_DEVICE_MEMORY, asked.stream = &stream;
   asked.select = HEADWATER_SELECT_BLOCKS, asked.key_block = 16, asked.query_block = 17, asked.pool = 18;
   asked.refine = 19, asked.pinned = 20, asked.dense_below = 21, asked.least_weight = 0.25;
+  asked.kv_bits = 22;
   std::vector<std::int64_t> layers{1, 0};  // in any order: what is allowed is the engine's to say
   asked.dense_layers = layers.data(), asked.dense_layer_count = 2;
   std::int64_t calls = 0;
@@ -82,8 +83,8 @@ TEST(CAbiOpen, TheEngineGetsWhatTheCallerAskedFor) {
   EXPECT_EQ(std::tuple(options.batch, options.chunk, options.local, options.heavy, options.threads),
             std::tuple(11, 12, 13, 14, 15));
   EXPECT_EQ(std::tuple(options.key_block, options.query_block, options.pool, options.refine, options.pinned,
-                       options.dense_below),
-            std::tuple(16, 17, 18, 19, 20, 21));
+                       options.dense_below, options.kv_bits),
+            std::tuple(16, 17, 18, 19, 20, 21, 22));
   EXPECT_EQ(std::tuple(options.clamp, options.dense, options.score_type, options.schedule, options.select),
             std::tuple(false, true, ScoreType::f32, Schedule::chunk_major, Select::blocks));
   EXPECT_EQ(std::tuple(options.scale, options.softcap, options.least_weight), std::tuple(0.5, 1.5, 0.25));

@@ -509,7 +509,7 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   effective.schedule = Schedule::chunk_major, effective.threads = 6;
   effective.select = Select::blocks, effective.key_block = 7, effective.query_block = 8, effective.pool = 9;
   effective.refine = 10, effective.pinned = 11, effective.dense_below = 12, effective.dense_layers = {1};
-  effective.checkpoints = 13, effective.least_weight = 0.125;
+  effective.checkpoints = 13, effective.least_weight = 0.125, effective.kv_bits = 14;
   effective.warnings = {"first", "second"};
   const std::vector<Chunk> plan{{0, 5, ChunkMode::sparse}, {5, 8, ChunkMode::decode}};
   const std::int32_t set = 0;
@@ -535,7 +535,8 @@ TEST(CAbiInspection, EveryFieldIsTheSessionsOwn) {
   EXPECT_EQ(std::tuple(said.sparse, said.score_type, said.schedule, said.select, said.reserved),
             std::tuple(1, HEADWATER_SCORE_F32, HEADWATER_CHUNK_MAJOR, HEADWATER_SELECT_BLOCKS, 0));
   EXPECT_EQ(std::tuple(said.key_block, said.query_block, said.pool, said.refine), std::tuple(7, 8, 9, 10));
-  EXPECT_EQ(std::tuple(said.pinned, said.dense_below, said.checkpoints), std::tuple(11, 12, 13));
+  EXPECT_EQ(std::tuple(said.pinned, said.dense_below, said.checkpoints, said.kv_bits),
+            std::tuple(11, 12, 13, 14));
   const auto shorter =
       read(headwater_session_options, handle, offsetof(headwater_effective_options, checkpoints));
   EXPECT_EQ(std::tuple(shorter.dense_below, shorter.checkpoints), std::tuple(12, 0)) << "an older caller";

@@ -24,9 +24,9 @@ RULES = (
      {"batch": 300, "chunk": 60, "local": 7, "heavy": 16, "select": "blocks", "key_block": 4, "query_block": 20, "pool": 5,
       "refine": 3, "pinned": 8, "dense_below": 70, "dense_layers": [1, 3, 4]}),
     (("-b", "300", "-ub", "60", "--h2o-local", "7", "--h2o-heavy", "16", "--pinned", "3", "--select", "sketches", "--query-block",
-      "20", "--least-weight", "0.01"),
+      "20", "--least-weight", "0.01", "--kv-bits", "8"),
      {"batch": 300, "chunk": 60, "local": 7, "heavy": 16, "select": "sketches", "query_block": 20, "least_weight": 0.01,
-      "pinned": 3, "dense_below": 0, "dense_layers": []}),
+      "pinned": 3, "dense_below": 0, "kv_bits": 8, "dense_layers": []}),
     (("-b", "96", "-ub", "48", "--h2o-no-clamp", "--h2o-local", "40", "--h2o-heavy", "30", "--pinned", "3", "--select",
       "h2o"),
      {"batch": 96, "chunk": 48, "local": 40, "heavy": 30, "select": "h2o", "pinned": 3, "dense_below": 0,
@@ -113,7 +113,7 @@ class Commands(OfCommands):
 
     def test_types_change_what_is_computed(self):
         found = {command: [] for command in self.commands if command != "retrieval"}
-        for cache, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
+        for cache, size in (("f32", 4), ("f16", 2), ("bf16", 2), ("q8_0", 34 / 32)):
             flags = ("-ub", "64", "--h2o-local", "8", "--h2o-heavy", "8", "--select", "h2o", "--projections", "f32",
                      "--cache-type", cache)
             for command, results in found.items():
@@ -129,15 +129,15 @@ class Commands(OfCommands):
                     self.assertEqual(got["memory"]["kv"] % (8 * (TOKENS + 1) * size), 0)
                 else:
                     self.assertEqual(got["cache_type"].lower(), cache)
-                    results.append(got["memory"]["kv"] // size)
+                    results.append(got["memory"]["kv"] / size)
         for command, results in found.items():
             if command == "generate":
                 self.assertEqual(len(set(results)), 1, results)
             elif command == "atlas":
-                self.assertEqual(len(set(results)), 3)
+                self.assertEqual(len(set(results)), 4)
             else:
                 for of_one in zip(*results):  # the dense one, too
-                    self.assertEqual(len(set(of_one)), 3, command)
+                    self.assertEqual(len(set(of_one)), 4, command)
 
     def test_rounds_of_several_slots(self):
         """Slots are filled once and decode in every round: there is room for all of them, in each slot."""
@@ -378,6 +378,7 @@ class Widths(Refusals):
         with tempfile.TemporaryDirectory() as folder:
             model = f"{folder}/m.gguf"
             pathlib.Path(model).write_bytes(file.build())
+            self.refused("-m", model, "-p", "x", "--cache-type", "q8_0", names="--cache-type q8_0 (--kv-bits 8): the model has heads of 80")
             for cache, size in (("f32", 4), ("f16", 2), ("bf16", 2)):
                 one = tokens * (2 * (80 + 120) * size + 2 * 4)
                 flags = ("-m", model, "-c", str(tokens), "--cache-type", cache)

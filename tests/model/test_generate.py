@@ -91,6 +91,16 @@ class Generates(unittest.TestCase):
             self.assertEqual(len(done.stderr.splitlines()), 1)
             self.assertIn(word, done.stderr.decode())
 
+    def test_rows_in_8_bits(self):
+        flags = ["-f", TEXT, "-n", "8", *SMALL]
+        wanted, got = generate_json(*flags), generate_json(*flags, "--cache-type", "q8_0")
+        self.assertEqual((got["cache_type"], got["effective"]["kv_bits"], wanted["effective"]["kv_bits"]), ("Q8_0", 8, 0))
+        self.assertEqual(got["memory"]["kv"] * 64, wanted["memory"]["kv"] * 34)
+        self.assertEqual(got["ids"][0], wanted["ids"][0])
+        for same in (["--kv-bits", "8"], ["--cache-type", "q8_0", "-t", "1", "--kv-bits", "8"]):
+            self.assertEqual(generate_json(*flags, *same)["ids"], got["ids"])
+        self.assertIn(", cache Q8_0 ", generate("-p", "x", "-n", "1", "--cache-type", "q8_0").stderr.decode())
+
     def test_more_cores_than_threads_are_allowed(self):
         """A default is clamped (512), a number that somebody gives is refused."""
         environment = {**os.environ, "OMP_NUM_THREADS": "600"}
@@ -402,7 +412,8 @@ class Refuses(Refusals):
         self.refused("-m", MODEL, "-p", "x", "-n", "-2", names="-n")
         self.refused("-m", MODEL, "-p", "x", "--temp", "nan", names="--temp")
         self.refused("-m", MODEL, "-p", "x", "--top-p", "1.5", names="--top-p")
-        self.refused("-m", MODEL, "-p", "x", "--cache-type", "q8", names="--cache-type")
+        self.refused("-m", MODEL, "-p", "x", "--cache-type", "q8", names="--cache-type: 'q8' is not allowed; use auto, f16, bf16, f32 or q8_0")
+        self.refused("-m", MODEL, "-p", "x", "--kv-bits", "4", names="--kv-bits: 4 is not allowed; use 0 or 8")
         self.refused("-m", MODEL, "-p", "x", "--projections", "f64", names="--projections")
         self.refused("-m", MODEL, "-p", "x", "--compare", "--dense", names="--compare")
         self.refused("-m", MODEL, "-p", "x", "--dense-tail", "x", names="--dense-tail")

@@ -189,6 +189,7 @@ headwater_status check_config(const headwater_shape* shape, const headwater_opti
                  {"threads", o->threads, 0, MOST_THREADS},
                  {"kv_owner", o->kv_owner, HEADWATER_KV_OF_SESSION, HEADWATER_KV_OF_CALLER},
                  {"page", o->page, 0, MOST_POSITIONS}, /* and not used: rows lie in one piece */
+                 {"kv_bits", o->kv_bits, 0, 0},
                  {"select", o->select, HEADWATER_SELECT_H2O, HEADWATER_SELECT_BLOCKS},
                  {"reserved4", o->reserved4, 0, 0}};
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {

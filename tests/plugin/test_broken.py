@@ -44,7 +44,7 @@ FAULTS = {
     "key_row_too_long": {"state.stored_rows": "read_key: byte"},
     "key_row_too_early": {"state.stored_rows": "read_key: byte -"},
     "state_too_long": {"state.protocol": "session_state: byte 4"},
-    "options_too_long": {"config.effective": "session_options: byte 152"},
+    "options_too_long": {"config.effective": "session_options: byte 160"},
     "keeps_sinks_pointer": {"bound.sinks": "never written"},  # what it computes with is NaN poison
     # The pointers that it returns are invalid.
     "scores_nowhere": {"replay.random": "scores: data is NULL"},

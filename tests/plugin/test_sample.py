@@ -38,7 +38,7 @@ class Outline(html.parser.HTMLParser):
 LANES = {"exact", "bound", "adversarial", "bias", "replay", "determinism", "law", "hostile", "state"}
 
 # Claims that the sample does not make: those of hardware and of hosts, and these.
-LEFT_OUT = {"estimate", "host_memory", "host_threads", "save"}
+LEFT_OUT = {"estimate", "host_memory", "host_threads", "kv_bits", "save"}
 
 
 class Sample(kit.Case):

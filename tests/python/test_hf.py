@@ -631,6 +631,7 @@ class Options(Case):
                 ({"threads": 1000}, ValueError, "threads"),
                 ({"engine": "gpu"}, RuntimeError, "gpu"),
                 ({"scale": 1.0}, TypeError, "option 'scale' is not known; allowed: quality, memory, select"),
+                ({"kv_bits": 8}, TypeError, "option 'kv_bits' is not known"),
         ):
             with self.subTest(options), self.assertRaisesRegex(kind, says) as caught:
                 headwater.hf.configure(own, **options)

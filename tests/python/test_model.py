@@ -534,6 +534,17 @@ class Conversations(Tests):
         self.assertGreater(sparse.memory_bytes["kv"], 0)
         self.assertEqual(sparse.warnings, [])
 
+    def test_rows_in_8_bits(self):
+        bytes_of, first = {}, set()
+        for cache in ("bf16", "q8_0"):
+            talk = self.talk(cache_type=cache)
+            talk.feed(self.ids[:500])
+            self.assertEqual(talk.options["kv_bits"], 8 if cache == "q8_0" else 0)
+            bytes_of[cache] = talk.memory_bytes["kv"]
+            first.add(int(talk.logits.argmax()))
+        self.assertEqual(len(first), 1)
+        self.assertLess(bytes_of["q8_0"], 0.6 * bytes_of["bf16"])
+
     def test_logits_are_a_copy(self):
         talk = self.talk()
         talk.feed(self.ids[:20])

@@ -108,6 +108,32 @@ class Steps(unittest.TestCase):
             self.assertEqual(os.listdir(folder), ["session.safetensors"])
         numpy.testing.assert_array_equal(step(loaded, q, k, v, 300, 60), step(own, q, k, v, 300, 60))
 
+    def test_rows_in_8_bits(self):
+        """STATE-13: a session of these rows is one of the rows that they are restored to."""
+        def restored(rows):
+            groups = rows.reshape(-1, 32)
+            step = numpy.abs(groups).max(axis=1, keepdims=True) / numpy.float32(127)
+            whole = numpy.rint(groups * (numpy.float32(1) / step))
+            return (step.astype(numpy.float16).astype(numpy.float32) * whole).reshape(rows.shape)
+        sizes = {"layers": 1, "heads": 6, "kv_heads": 2, "head_dim": 32, "value_dim": 64}
+        options = {"capacity": 400, "chunk": 40, "local": 8, "heavy": 16, "threads": 2}
+        q, k, v = rows(400, width=32, value_width=64)
+        own, plain = headwater.Session(**sizes, **options, kv_bits=8), headwater.Session(**sizes, **options)
+        self.assertEqual((own.options["kv_bits"], plain.options["kv_bits"]), (8, 0))
+        numpy.testing.assert_array_equal(step(own, q, k, v, 0, 300), step(plain, q, restored(k), restored(v), 0, 300))
+        numpy.testing.assert_array_equal(own.key(0, 1, 299), restored(k)[299, 1])
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "session")
+            own.save(path)
+            loaded = headwater.Session.load(path, **sizes, **options, kv_bits=8)
+            with self.assertRaisesRegex(ValueError, "options.kv_bits is '8' in the file; allowed: '0'"):
+                headwater.Session.load(path, **sizes, **options)
+        numpy.testing.assert_array_equal(step(loaded, q, k, v, 300, 60), step(own, q, k, v, 300, 60))
+        with self.assertRaisesRegex(ValueError, "d_value is 48"):
+            headwater.Session(**{**sizes, "value_dim": 48}, **options, kv_bits=8)
+        with self.assertRaisesRegex(ValueError, "kv_bits is 8; allowed: 0"):
+            headwater.attention(q, k, v, kv_bits=8)
+
     def test_layers_of_their_own(self):
         q, k, v = rows(200)
         own = session(layers=2, dense=True, layer_options=[None, {"window": 30}])

@@ -50,6 +50,7 @@ assert_type(talk.fork(), Conversation)
 talk.truncate(5)
 talk.truncate("5")  # E: has incompatible type
 assert_type(talk.losses(array.array("i", [1, 2])), list[float])
+model.conversation(cache_type="q8_0", kv_bits=8)
 model.conversation(cache_type="f8")  # E: has incompatible type
 model.conversation(chunkk=5)  # E: "chunkk"
 chat = model.chat("Be brief.", capacity=64, heavy=8)

@@ -1,6 +1,7 @@
 /* Conversations: options, turns, losses, comparisons, what they store. */
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/runtime_c_abi/talks.h"
@@ -24,7 +25,7 @@ void test_conversation_options(headwater_model* model) {
     options.change;                                                     \
     REFUSED(headwater_conversation_open(model, &options, &talk), part); \
   } while (0)
-  OPTION(cache_type = 4, "options.cache_type is 4; allowed: 0 .. 3");
+  OPTION(cache_type = 5, "options.cache_type is 5; allowed: 0 .. 4");
   OPTION(capacity = -1, "options.capacity is -1");
   OPTION(capacity = 2147483648, "options.capacity is 2147483648");
   OPTION(dense_tail = -1, "options.dense_tail is -1");
@@ -295,8 +296,8 @@ void test_cache_types(headwater_model* model) {
   for (int i = 0; i < TOKENS; ++i) ids[i] = 300 + i * 7;
   OK(headwater_model_describe(model, &facts, sizeof facts));
   CHECK(facts.d_head <= WIDTH && facts.d_value <= WIDTH);
-  int64_t bytes[4] = {0};
-  for (int32_t type = 0; type < 4; ++type) {
+  int64_t bytes[5] = {0};
+  for (int32_t type = 0; type < 5; ++type) {
     headwater_conversation_options options;
     headwater_conversation* talk = NULL;
     const headwater_session* session = NULL;
@@ -332,7 +333,7 @@ void test_cache_types(headwater_model* model) {
     const int32_t native = facts.projections != HEADWATER_PROJECTIONS_F32 && multiplies_bf16()
                                ? HEADWATER_CACHE_BF16
                                : HEADWATER_CACHE_F16;
-    const int32_t stored = type == HEADWATER_CACHE_AUTO ? native : type;
+    const int32_t stored = type == HEADWATER_CACHE_AUTO || type == HEADWATER_CACHE_Q8_0 ? native : type;
     CHECK_EQUAL(below_half > 0, stored == HEADWATER_CACHE_F32);
     CHECK_EQUAL(below_bf16 == 0, stored == HEADWATER_CACHE_BF16);
     headwater_conversation_close(talk);
@@ -341,6 +342,9 @@ void test_cache_types(headwater_model* model) {
   const int64_t beside = 2 * bytes[HEADWATER_CACHE_F16] - bytes[HEADWATER_CACHE_F32];
   CHECK(beside >= 0 && beside < 1000);
   CHECK_EQUAL(bytes[HEADWATER_CACHE_BF16], bytes[HEADWATER_CACHE_F16]);
+  /* 34 bytes in place of 64 (STATE-13). */
+  const int64_t ideal = (bytes[HEADWATER_CACHE_F16] - beside) * 17 / 32;
+  CHECK(llabs(bytes[HEADWATER_CACHE_Q8_0] - beside - ideal) < 1000);
 }
 
 enum { LONG = 70000, WINDOW = 66000, LAST = 390, PREFIX = 4992 }; /* whole query blocks */

@@ -116,6 +116,7 @@ class Judge {
 
   Checked judge(Random& random) {
     require_scores();
+    if (session_.options().kv_bits != 0) take_stored_rows();
     const auto last = static_cast<std::int64_t>(chunks_.size()) - 1;
     judge_row(0, 0, 0);
     judge_row(last, chunks_.back().length() - 1, 0);
@@ -139,6 +140,23 @@ class Judge {
     }
     replay_.require_scores(bits, "final scores of the sampled heads");
     if (session_.options().sparse) checked_.heads_replayed = static_cast<std::int64_t>(heads_.size());
+  }
+
+  /// STATE-13: what is attended is what the session restores.
+  void take_stored_rows() {
+    const Shape& shape = workload_.shape();
+    const auto d = static_cast<std::size_t>(shape.d_head), dv = static_cast<std::size_t>(shape.d_value);
+    const auto rows = static_cast<std::size_t>(session_.tokens() * shape.n_head_kv);
+    keys_.resize(rows * d);
+    values_.resize(rows * dv);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const auto at = static_cast<std::int64_t>(r);
+      const std::int64_t position = at / shape.n_head_kv, head = at % shape.n_head_kv;
+      session_.read_key(0, head, position, {keys_.data() + r * d, d});
+      session_.read_value(0, head, position, {values_.data() + r * dv, dv});
+    }
+    layer_.k = Rows::token_major(keys_.data(), DType::f32, shape.n_head_kv, shape.d_head);
+    layer_.v = Rows::token_major(values_.data(), DType::f32, shape.n_head_kv, shape.d_value);
   }
 
   static std::uint32_t score_bits(const ScoreView& scores, std::int64_t head, std::int64_t position) {
@@ -177,9 +195,9 @@ class Judge {
     input.memory = std::ssize(input.positions);
     const std::int64_t first_key = chunk.chunk.mode == ChunkMode::sparse ? chunk.chunk.begin : 0;
     for (std::int64_t p = first_key; p < chunk.chunk.begin + last; ++p) input.positions.push_back(p);
-    input.q = matrix(workload_.q(), input.queries, head, shape.d_head);
-    input.keys = matrix(workload_.k(), input.positions, head_kv, shape.d_head);
-    input.values = matrix(workload_.v(), input.positions, head_kv, shape.d_value);
+    input.q = matrix(layer_.q, input.queries, head, shape.d_head);
+    input.keys = matrix(layer_.k, input.positions, head_kv, shape.d_head);
+    input.values = matrix(layer_.v, input.positions, head_kv, shape.d_value);
     return input;
   }
 
@@ -284,6 +302,7 @@ class Judge {
   const Session& session_;
   std::vector<std::int64_t> heads_;
   conformance::LayerRows layer_;
+  std::vector<float> keys_, values_;  // with kv_bits
   std::vector<ChunkTrace> chunks_;
   conformance::Replay replay_;
   Checked checked_;

@@ -141,6 +141,7 @@ Bench::Bench(const ModelBenchFlags& flags)
 }
 
 void Bench::check_memory(double weights, const runtime::ModelConfig& config) const {
+  cli::check_cache_type(flags_.model, config);
   const std::int64_t context = flags_.model.context.value_or(config.context);
   if (capacity_ > context) {
     throw cli::Failure(fmt::format(
@@ -227,7 +228,8 @@ void Bench::warm_up() {
 std::int64_t Bench::kv_bytes_per_token() const {
   const runtime::ModelConfig& config = model_->config();
   return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv *
-         (config.d_head + config.d_value) * static_cast<std::int64_t>(dtype_size(flags_.model.cache_type));
+         cli::stored_bytes(config.d_head + config.d_value, flags_.model.cache_type,
+                           flags_.model.options.kv_bits);
 }
 
 PromptTimes Bench::time_prompt(runtime::Conversation& conversation, std::int64_t tokens,

@@ -158,7 +158,7 @@ std::string json_text(const ModelBenchFlags& flags, const ModelMeasurement& meas
   json["engine"] = measurement.engine;
   json["isa"] = measurement.isa;
   json["projections"] = measurement.projections;
-  json["cache_type"] = dtype_name(flags.model.cache_type);
+  json["cache_type"] = flags.model.cache_name();
   json["threads"] = effective.threads;
   json["effective"] = cli::effective_json(effective, {{"dense_tail", flags.dense_tail}});
   json["judged_by"] = measurement.by_processor_time ? "processor time" : "wall time";
@@ -190,7 +190,7 @@ std::string summary_text(const ModelBenchFlags& flags, const ModelMeasurement& m
   std::string text =
       fmt::format("model    {} ({}), {} {}, projections {}, cache {} {}\n", cli::one_line(measurement.model),
                   measurement.architecture, measurement.weights, cli::bytes_text(measurement.weight_bytes),
-                  measurement.projections, dtype_name(flags.model.cache_type),
+                  measurement.projections, flags.model.cache_name(),
                   cli::bytes_text(static_cast<std::uint64_t>(measurement.session_memory.kv)));
   text += fmt::format("engine   {} ({}), {}\n", measurement.engine, measurement.isa,
                       cli::count_text(effective.threads, "thread"));

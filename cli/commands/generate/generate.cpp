@@ -305,7 +305,7 @@ void Generation::describe(GenerateReport& report) const {
   report.engine = transformer_->engine().name();
   report.isa = transformer_->engine().isa();
   report.projections = runtime::describe_products(flags_.model.precision);
-  report.cache_type = dtype_name(flags_.model.cache_type);
+  report.cache_type = flags_.model.cache_name();
   report.load_seconds = model_.load_seconds();
   report.weight_bytes = model_.weight_bytes();
   report.session_memory = memory_when_full(transformer_->session());

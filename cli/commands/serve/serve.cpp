@@ -15,6 +15,7 @@
 #include "cli/commands/serve/service.hpp"
 #include "cli/support/loaded_model.hpp"
 #include "cli/support/machine.hpp"
+#include "cli/support/model_memory.hpp"
 #include "cli/support/ranks.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
@@ -50,8 +51,8 @@ runtime::PrefixCache::Options cache_options(const ServeFlags& flags, const Loade
   const EffectiveOptions& options = transformer.options();
   const Shape& shape = transformer.session().shape();
   runtime::PrefixCache::Options cache;
-  cache.page_bytes = shape.n_layer * shape.n_head_kv * (shape.d_head + shape.d_value) *
-                     static_cast<std::int64_t>(dtype_size(shape.kv_type)) * options.page;
+  cache.page_bytes = shape.n_layer * shape.n_head_kv * options.page *
+                     stored_bytes(shape.d_head + shape.d_value, shape.kv_type, options.kv_bits);
   const auto free =
       static_cast<std::int64_t>(memory_limit() - std::min(memory_limit(), model.weight_bytes()));
   cache.ram_bytes = flags.cache_ram ? *flags.cache_ram * kMiB : free / 2;

@@ -17,7 +17,7 @@ namespace headwater::detail {
 enum class Part : std::uint8_t {
   plan,   ///< chunks, and how much of the past they see: in every report
   size,   ///< of some rules: with others it is not read, is 0 among the effective options, and is not said
-  exact,  ///< what stays exact: in every report; among facts where it is not 0
+  exact,  ///< what stays exact, and how exact: in every report; among facts where it is not 0
   store,  ///< how tokens are kept, which changes no result: nowhere
 };
 
@@ -102,6 +102,8 @@ inline constexpr std::tuple kOptions{
            {"--pinned", "first tokens that keep their places in the memory set, part of H"}),
     option(HEADWATER_FIELD(dense_below), Part::exact, {0, kMost},
            {"--dense-below", "prefill turns of fewer tokens are dense"}),
+    option(HEADWATER_FIELD(kv_bits), Part::exact, {0, 8, nullptr, 8},
+           {"--kv-bits", "bits of a stored element of keys and values, 0 or 8; 0: those of their type"}),
     option(HEADWATER_FIELD(checkpoints), Part::store, {0, 65536}),
     option(HEADWATER_FIELD(page), Part::store, {256, 2147483392, nullptr, 256}),
 };

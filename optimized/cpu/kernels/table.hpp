@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "core/rows_8bit.hpp"
 #include "core/selection.hpp"
 #include "headwater/options.hpp"
 
@@ -84,6 +85,9 @@ struct KernelTable {
 
   /// `count` floats to contiguous elements at any alignment, with the bits of core::narrow.
   void (*narrow)(const float* from, std::int64_t count, DType type, void* to);
+
+  /// STATE-13, with the bits of core::restore_groups.
+  core::RestoreGroups restore_groups;
 
   /// n_rows rows of d floats, `stride` floats apart, to the layout that dot_products of the same table reads; zero rows
   /// up to a multiple of kLaneTile. packed has room for kBlockRows rows.

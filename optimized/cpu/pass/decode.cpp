@@ -47,21 +47,51 @@ float highest(const float* logits, std::int64_t n, float top) {
 
 static_assert(kDecodeRows <= kGroupRows, "an arithmetic has room for the rows of a group");
 
-DecodePass::Scratch::Scratch(std::int64_t dv)
-    : logits(kDecodeRows * kDecodeLogits), out(core::checked_product(kDecodeRows, dv)) {}
+DecodePass::Scratch::Scratch(const SessionData& data)
+    : logits(kDecodeRows * kDecodeLogits), out(core::checked_product(kDecodeRows, data.widest.d_value)) {
+  if (!data.kv.packed()) return;
+  restored = core::Buffer<unsigned char>(core::checked_product(
+      kRestoredRows + core::KvStore::kReadableRows, std::max(data.widest.d_head, data.widest.d_value),
+      static_cast<std::int64_t>(dtype_size(data.kv.type()))));
+}
 
 DecodePass::DecodePass(SessionData& data)
     : data_(data),
       splits_(
           core::checked_product(data.shape.n_head_kv, kMaxSplits * kDecodeRows, data.widest.d_value + 2)) {
   scratch_.reserve(static_cast<std::size_t>(data.options.threads));
-  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data.widest.d_value);
+  for (int t = 0; t < data.options.threads; ++t) scratch_.emplace_back(data);
 }
 
 std::int64_t DecodePass::bytes() const {
   std::int64_t bytes = splits_.bytes();
-  for (const Scratch& scratch : scratch_) bytes += scratch.logits.bytes() + scratch.out.bytes();
+  for (const Scratch& scratch : scratch_) {
+    bytes += scratch.logits.bytes() + scratch.out.bytes() + scratch.restored.bytes();
+  }
   return bytes;
+}
+
+template <class Body>
+void DecodePass::for_keys(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                          unsigned char* restored, const Body& body) const {
+  if (!data_.kv.packed()) return data_.kv.for_keys(call.layer, head_kv, first, n, body);
+  for (std::int64_t done = 0; done < n; done += kRestoredRows) {
+    const std::int64_t some = std::min(kRestoredRows, n - done);
+    const std::int64_t from = HEADWATER_SABOTAGE("cpu.kv8.first_rows_of_a_split") ? first : first + done;
+    data_.kv.restore_keys(call.layer, head_kv, from, some, data_.kernels.restore_groups, restored);
+    body(restored, done, some);
+  }
+}
+
+template <class Body>
+void DecodePass::for_values(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                            unsigned char* restored, const Body& body) const {
+  if (!data_.kv.packed()) return data_.kv.for_values(call.layer, head_kv, first, n, body);
+  for (std::int64_t done = 0; done < n; done += kRestoredRows) {
+    const std::int64_t some = std::min(kRestoredRows, n - done);
+    data_.kv.restore_values(call.layer, head_kv, first + done, some, data_.kernels.restore_groups, restored);
+    body(restored, done, some);
+  }
 }
 
 bool DecodePass::takes(const Chunk& chunk) const {
@@ -129,11 +159,11 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
     if (first > split.begin && HEADWATER_SABOTAGE("cpu.decode.first_logits_of_a_split_only")) break;
     const std::int64_t n = std::min(kDecodeLogits, split.end - first);
     float* logits = scratch.logits.data();
-    data_.kv.for_keys(
-        call.layer, head_kv, first, n, [&](const void* keys, std::int64_t at, std::int64_t some) {
-          if (HEADWATER_SABOTAGE("cpu.decode.first_page_alone")) at = 0;
-          call.arithmetic.row_logits(call, keys, some, rows, logits + at, kDecodeLogits, thread);
-        });
+    for_keys(call, head_kv, first, n, scratch.restored.data(),
+             [&](const void* keys, std::int64_t at, std::int64_t some) {
+               if (HEADWATER_SABOTAGE("cpu.decode.first_page_alone")) at = 0;
+               call.arithmetic.row_logits(call, keys, some, rows, logits + at, kDecodeLogits, thread);
+             });
     for (std::int64_t r = 0; r < rows; ++r) {
       float* line = logits + r * kDecodeLogits;
       map_row(call, row_of(chunk, head_kv, r), first, n, line);
@@ -146,10 +176,10 @@ void DecodePass::attend_split(const LayerCall& call, std::int64_t head_kv, const
       sum[r] = sum[r] * rescale + kernels.row_weights(line, n, offset);
       max[r] = top;
     }
-    data_.kv.for_values(
-        call.layer, head_kv, first, n, [&](const void* values, std::int64_t at, std::int64_t some) {
-          kernels.row_values(logits + at, kDecodeLogits, rows, values, data_.kv.type(), some, dv, out);
-        });
+    for_values(call, head_kv, first, n, scratch.restored.data(),
+               [&](const void* values, std::int64_t at, std::int64_t some) {
+                 kernels.row_values(logits + at, kDecodeLogits, rows, values, data_.kv.type(), some, dv, out);
+               });
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     float* state = split_state(head_kv, split.index, r);

@@ -16,6 +16,8 @@ inline constexpr std::int64_t kMaxSplits = 32;
 /// Logits of a row that are kept at a time, for whole parts of a long context: memory streams while all keys of a part
 /// are read, then all its values, and each change from one to the other costs a start.
 inline constexpr std::int64_t kDecodeLogits = 4096;
+/// Packed rows that are restored at a time (STATE-13), while they are in the first or second level of cache.
+inline constexpr std::int64_t kRestoredRows = 128;
 
 /// Dense attention of a few rows to a long context (DEC-1): K and V are read once for all query heads of a group, and
 /// the context is split over the threads.
@@ -45,9 +47,11 @@ class DecodePass {
   };
   /// Working memory of one thread.
   struct Scratch {
-    explicit Scratch(std::int64_t dv);
+    explicit Scratch(const SessionData& data);
     core::Buffer<float> logits;  ///< [kDecodeRows][kDecodeLogits], then weights
     core::Buffer<float> out;     ///< [kDecodeRows][dv]
+    core::Buffer<unsigned char>
+        restored;  ///< kRestoredRows keys or values and readable ones; empty unless packed
   };
   /// Keys [begin, end), part `index` of the context.
   struct Split {
@@ -65,6 +69,13 @@ class DecodePass {
   [[nodiscard]] std::int64_t group() const { return data_.shape.n_head / data_.shape.n_head_kv; }
   [[nodiscard]] static Cut cut(const LayerCall& call);
   [[nodiscard]] Row row_of(const Chunk& chunk, std::int64_t head_kv, std::int64_t row) const;
+  /// KvStore::for_keys() and for_values(), of packed rows by way of `restored`.
+  template <class Body>
+  void for_keys(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                unsigned char* restored, const Body& body) const;
+  template <class Body>
+  void for_values(const LayerCall& call, std::int64_t head_kv, std::int64_t first, std::int64_t n,
+                  unsigned char* restored, const Body& body) const;
   void attend_split(const LayerCall& call, std::int64_t head_kv, const Split& split, int thread);
   void map_row(const LayerCall& call, const Row& row, std::int64_t first, std::int64_t n,
                float* logits) const;

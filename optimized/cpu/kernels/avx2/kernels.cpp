@@ -43,6 +43,9 @@ struct Avx2 {
   static Reg mul_where(Mask mask, Reg a, Reg b) { return _mm256_and_ps(mul(a, b), mask); }
   static Reg select(Mask mask, Reg a, Reg b) { return _mm256_blendv_ps(b, a, mask); }
 
+  static Reg load_i8(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+  }
   static Reg load_f16(const void* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
   }

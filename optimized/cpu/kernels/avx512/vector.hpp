@@ -75,6 +75,9 @@ struct Avx512 {
     _mm512_storeu_ps(p, _mm512_maskz_compress_ps(mask, x));
   }
 
+  static Reg load_i8(const void* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+  }
   static Reg load_f16(const void* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   }

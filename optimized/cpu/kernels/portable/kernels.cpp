@@ -428,6 +428,7 @@ constinit const KernelTable portable_kernels = {
     .widen = core::widen,
     .widen_rows = portable::widen_rows,
     .narrow = core::narrow,
+    .restore_groups = core::restore_groups,
     .pack_queries = portable::pack_queries,
     .dot_products = portable::dot_products,
     .dot_rows = portable::dot_rows,

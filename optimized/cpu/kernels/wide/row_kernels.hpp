@@ -332,6 +332,39 @@ void spread(const void* const* rows, std::int64_t n_rows, DType type, std::int64
   }
 }
 
+/// Groups are prefetched so far ahead: the processor's own prefetch begins anew with each run of rows.
+inline constexpr std::int64_t kGroupsAhead = 96;
+
+/// Store: a vector of products to kElement bytes each.
+template <class V, std::int64_t kElement, class Store>
+void restore_groups_to(const unsigned char* packed, std::int64_t groups, unsigned char* elements,
+                       const Store& store) {
+  for (std::int64_t group = 0; group < groups; ++group, packed += core::kGroupBytes) {
+    __builtin_prefetch(packed + kGroupsAhead * core::kGroupBytes);
+    std::uint16_t bits = 0;
+    __builtin_memcpy(&bits, packed, sizeof bits);
+    const typename V::Reg scale = V::set(V::one_f16(bits));
+    for (std::int64_t i = 0; i < core::kGroupElements; i += V::kWidth, elements += V::kWidth * kElement) {
+      store(elements, V::mul(scale, V::load_i8(packed + sizeof bits + i)));
+    }
+  }
+}
+
+template <class V>
+void restore_groups(const void* packed, std::int64_t groups, DType type, void* to) {
+  const auto* from = static_cast<const unsigned char*>(packed);
+  auto* elements = static_cast<unsigned char*>(to);
+  switch (type) {
+    case DType::f32:
+      restore_groups_to<V, 4>(from, groups, elements, [](unsigned char* p, typename V::Reg x) {
+        V::store(reinterpret_cast<float*>(p), x);
+      });
+      break;
+    case DType::f16: restore_groups_to<V, 2>(from, groups, elements, V::store_f16); break;
+    case DType::bf16: restore_groups_to<V, 2>(from, groups, elements, V::store_bf16); break;
+  }
+}
+
 /// The table of a vector type.
 template <class V>
 constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
@@ -342,6 +375,7 @@ constexpr KernelTable wide_kernels(const char* isa, std::int64_t segment_keys,
       .widen = widen<V>,
       .widen_rows = widen_rows<V>,
       .narrow = narrow<V>,
+      .restore_groups = restore_groups<V>,
       .pack_queries = pack_queries<V>,
       .dot_products = dot_products<V>,
       .dot_rows = dot_rows<V>,
