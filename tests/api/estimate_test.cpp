@@ -98,6 +98,26 @@ TEST_P(EstimateOf, NUM_5_EveryTypeRuleAndPage) {
   }
 }
 
+// Packed rows, and pages of restored ones for each pair of widths.
+TEST_P(EstimateOf, STATE_13_RowsIn8Bits) {
+  if (!engine().claims().kv_bits) GTEST_SKIP() << engine().name() << " does not claim kv_bits";
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const std::int64_t capacity : {255, 257, 4097}) {
+      Shape shape{.n_layer = 4, .n_head = 4, .n_head_kv = 2, .d_head = 64, .d_value = 32};
+      shape.capacity = capacity;
+      shape.kv_type = type;
+      Options options;
+      options.chunk = 64, options.local = 16, options.heavy = 32, options.threads = 2;
+      options.select = capacity == 257 ? Select::blocks : Select::sketches;
+      options.kv_bits = 8;
+      options.layers.resize(4);
+      options.layers[1].d_head = 96;
+      options.layers[3].d_value = 128;
+      expect_exact(shape, options, "capacity " + std::to_string(capacity));
+    }
+  }
+}
+
 TEST_P(EstimateOf, NUM_5_OptionsThatChangeWhatIsHeld) {
   Shape shape{.n_layer = 3, .n_head = 6, .n_head_kv = 3, .d_head = 16, .d_value = 12, .capacity = 700};
   Options plain;
