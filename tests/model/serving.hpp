@@ -43,6 +43,7 @@ struct Serving {
   std::int64_t local = 8;
   std::int64_t heavy = 16;
   std::int64_t pinned = 0;
+  std::int64_t kv_bits = 0;
   Quality preset = Quality::balanced;  ///< its sizes of the rule
 };
 
@@ -65,6 +66,7 @@ struct Bench {
     chosen.attention.pinned = setup.pinned;
     chosen.attention.select = setup.select;
     chosen.attention.page = 256;
+    chosen.attention.kv_bits = setup.kv_bits;
     chosen.attention.dense_below = setup.dense_below;
     chosen.slots = setup.slots;
     return chosen;
