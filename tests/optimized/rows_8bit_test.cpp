@@ -98,7 +98,7 @@ constexpr std::int64_t kHeads = 2;
 constexpr std::int64_t kLayers = 3;  // the last one of other widths
 
 /// Steps through more than a page of 4096 tokens: a prompt in two calls, decode steps on either side of a key block and a
-/// split, a fork whose parent goes on, a truncated turn.
+/// split, a fork whose parent goes on, a fork of a truncated session.
 std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape, const Options& options,
                                         const std::vector<Sample>& samples,
                                         const std::vector<std::vector<unsigned char>>& k,
@@ -134,7 +134,8 @@ std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape
   step(*fork, Step::prefill(300));
   step(*fork, Step::decode(2));
   session->truncate(4361);
-  step(*session, Step::decode(1));
+  session = session->fork();  // of fewer tokens than its parent, now gone, restored
+  step(*session, Step::decode(7));
   return all;
 }
 
