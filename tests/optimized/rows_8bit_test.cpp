@@ -97,7 +97,7 @@ std::vector<unsigned char> restored(const std::vector<float>& values, DType type
 constexpr std::int64_t kHeads = 2;
 constexpr std::int64_t kLayers = 3;  // the last one of other widths
 
-/// Steps through more than a page of 4096 tokens: a prompt in two calls, decode steps on either side of a key block and a
+/// Steps through more than a page of 1024 tokens: a prompt in two calls, decode steps on either side of a key block and a
 /// split, a fork whose parent goes on, a fork of a truncated session.
 std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape, const Options& options,
                                         const std::vector<Sample>& samples,
@@ -125,7 +125,7 @@ std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape
     }
     of.end();
   };
-  step(*session, Step::prefill(4000, 4350));
+  step(*session, Step::prefill(1000, 1350));
   step(*session, Step::prefill(350));
   for (std::int64_t i = 0; i < 4; ++i) step(*session, Step::decode(1 + i));
   const std::unique_ptr<Session> fork = session->fork();
@@ -133,7 +133,7 @@ std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape
   step(*session, Step::decode(1));
   step(*fork, Step::prefill(300));
   step(*fork, Step::decode(2));
-  session->truncate(4361);
+  session->truncate(1361);
   session = session->fork();  // of fewer tokens than its parent, now gone, restored
   step(*session, Step::decode(7));
   return all;
@@ -141,10 +141,10 @@ std::vector<std::vector<float>> outputs(const Engine& engine, const Shape& shape
 
 TEST(Rows8Bit, STATE_13_SessionsComputeWithRestoredRows) {
   Shape shape{
-      .n_layer = kLayers, .n_head = kHeads, .n_head_kv = 1, .d_head = 64, .d_value = 64, .capacity = 4700};
+      .n_layer = kLayers, .n_head = kHeads, .n_head_kv = 1, .d_head = 64, .d_value = 64, .capacity = 1700};
   std::vector<Sample> samples;
   for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-    samples.emplace_back(4700, layer == 2 ? 160 : 64, kHeads, 1, 11 + static_cast<unsigned>(layer));
+    samples.emplace_back(1700, layer == 2 ? 160 : 64, kHeads, 1, 11 + static_cast<unsigned>(layer));
   }
   for (const Engine* engine : engines()) {
     if (!engine->claims().kv_bits || engine->claims().double_arithmetic ||
@@ -160,7 +160,7 @@ TEST(Rows8Bit, STATE_13_SessionsComputeWithRestoredRows) {
         rows[2].push_back(restored(sample.k, type)), rows[3].push_back(restored(sample.v, type));
       }
       Options options;
-      options.chunk = 512, options.local = 32, options.heavy = 96, options.pinned = 8;
+      options.chunk = 512, options.local = 32, options.heavy = 96, options.pinned = 8, options.page = 1024;
       options.dense_layers = {0};
       options.layers = {{}, {}, {.d_head = 160, .d_value = 160}};
       options.select = select, options.checkpoints = 1, options.threads = 2;
