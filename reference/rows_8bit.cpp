@@ -19,14 +19,14 @@ void pack_group(std::span<const double> elements, std::span<std::byte> group) {
   const float step = largest / 127.0F;
   std::uint16_t scale = round_to_f16(static_cast<double>(step));
   finite = finite && std::isfinite(from_f16(scale));
-  scale = !finite ? kNotFinite : scale;
+  scale = finite ? scale : kNotFinite;
   group[0] = static_cast<std::byte>(scale & 0xFF);
   group[1] = static_cast<std::byte>(scale >> 8);
   const bool zeros = !finite || scale == 0;
-  const float steps_of_one = (1.0F / step);
+  const float per_step = zeros ? 0.0F : 1.0F / step;
   for (std::size_t i = 0; i < elements.size(); ++i) {
     float integer = 0.0F;
-    if (!zeros) integer = std::nearbyint(static_cast<float>(elements[i]) * steps_of_one);
+    if (!zeros) integer = std::nearbyint(static_cast<float>(elements[i]) * per_step);
     group[2 + i] = static_cast<std::byte>(static_cast<std::int8_t>(integer));
   }
 }

@@ -37,6 +37,21 @@ void restore_row(const MutableRows& rows, std::int64_t position, std::int64_t he
   write_row(rows, position, head, row);
 }
 
+/// A row to its groups and what they restore; `groups` is empty where rows are stored as they are.
+void store_row(const MutableRows& rows, std::int64_t position, std::int64_t head, std::span<std::byte> groups,
+               std::span<const double> row) {
+  if (groups.empty()) return write_row(rows, position, head, row);
+  pack_row(row, groups);
+  restore_row(rows, position, head, groups);
+}
+
+/// The groups of row `row`, of so many elements each; empty where there are none.
+std::span<std::byte> groups_at(ZeroedBytes& all, std::int64_t width, std::int64_t row) {
+  if (all.size() == 0) return {};
+  const auto size = static_cast<std::size_t>(width / kGroupElements * kGroupBytes);
+  return {all.data() + static_cast<std::size_t>(row) * size, size};
+}
+
 std::size_t score_size(ScoreType type) { return type == ScoreType::bf16 ? 2 : 4; }
 
 }  // namespace
@@ -80,17 +95,11 @@ MutableRows LayerStorage::values() {
 }
 
 void LayerStorage::store_key(std::int64_t position, std::int64_t head_kv, std::span<const double> row) {
-  const std::span<std::byte> groups = key_groups(position, head_kv);
-  if (groups.empty()) return write_row(keys(), position, head_kv, row);
-  pack_row(row, groups);
-  restore_row(keys(), position, head_kv, groups);
+  store_row(keys(), position, head_kv, key_groups(position, head_kv), row);
 }
 
 void LayerStorage::store_value(std::int64_t position, std::int64_t head_kv, std::span<const double> row) {
-  const std::span<std::byte> groups = value_groups(position, head_kv);
-  if (groups.empty()) return write_row(values(), position, head_kv, row);
-  pack_row(row, groups);
-  restore_row(values(), position, head_kv, groups);
+  store_row(values(), position, head_kv, value_groups(position, head_kv), row);
 }
 
 void LayerStorage::copy_rows(const LayerStorage& from, std::int64_t tokens) {
@@ -106,17 +115,11 @@ void LayerStorage::copy_rows(const LayerStorage& from, std::int64_t tokens) {
 
 // STATE-13
 std::span<std::byte> LayerStorage::key_groups(std::int64_t position, std::int64_t head_kv) {
-  if (key_groups_.size() == 0) return {};
-  const auto size = static_cast<std::size_t>(shape_.d_head / kGroupElements * kGroupBytes);
-  const auto row = static_cast<std::size_t>(position * shape_.n_head_kv + head_kv);
-  return {key_groups_.data() + row * size, size};
+  return groups_at(key_groups_, shape_.d_head, position * shape_.n_head_kv + head_kv);
 }
 
 std::span<std::byte> LayerStorage::value_groups(std::int64_t position, std::int64_t head_kv) {
-  if (value_groups_.size() == 0) return {};
-  const auto size = static_cast<std::size_t>(shape_.d_value / kGroupElements * kGroupBytes);
-  const auto row = static_cast<std::size_t>(position * shape_.n_head_kv + head_kv);
-  return {value_groups_.data() + row * size, size};
+  return groups_at(value_groups_, shape_.d_value, position * shape_.n_head_kv + head_kv);
 }
 
 void LayerStorage::restore_rows(std::int64_t position, std::int64_t head_kv) {

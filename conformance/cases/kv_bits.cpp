@@ -35,45 +35,33 @@ Problem packed_problem(Random& random, const Engine& engine, Select rule, const 
   return problem;
 }
 
-/// Throws unless the session stores the groups that the clause says, of its first tokens.
+/// Throws unless the session stores, shows and saves the groups that the clause says, of its first tokens.
 void require_stored(const Engine& engine, Session& session, const Problem& problem, const std::string& what) {
+  MemoryArchive archive;
+  const bool saves = engine.claims().save && !has_files_of_its_own(engine) && session.tokens() > 0;
+  if (saves) session.exchange_state(archive);
   std::vector<float> row;
   for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
     const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
     for (const bool keys : {true, false}) {
       const Tensor& tensor = keys ? input.k : input.v;
+      const std::string name = fmt::format("{}.{}", keys ? "key" : "value", layer);
+      std::vector<std::byte> all;
       row.resize(static_cast<std::size_t>(tensor.width));
       for (std::int64_t h = 0; h < tensor.heads; ++h) {
         for (std::int64_t t = 0; t < session.tokens(); ++t) {
-          keys ? session.read_key(layer, h, t, row) : session.read_value(layer, h, t, row);
-          const std::vector<float> wanted =
-              row_of(groups_of(tensor.row(t, h), tensor.width), problem.shape.kv_type);
-          if (std::equal(row.begin(), row.end(), wanted.begin(), wanted.end(), same_bits)) continue;
-          throw Violation(fmt::format("{} row {} of head {} in layer {} is another one; {}",
-                                      keys ? "key" : "value", t, h, layer, what));
-        }
-      }
-    }
-  }
-  if (!engine.claims().save || has_files_of_its_own(engine) || session.tokens() == 0) return;
-  MemoryArchive archive;
-  session.exchange_state(archive);
-  for (std::int64_t layer = 0; layer < problem.shape.n_layer; ++layer) {
-    const LayerInput& input = problem.layers[static_cast<std::size_t>(layer)];
-    for (const bool keys : {true, false}) {
-      const Tensor& tensor = keys ? input.k : input.v;
-      const MemoryArchive::Array& array =
-          archive.arrays.at(fmt::format("{}.{}", keys ? "key" : "value", layer));
-      std::vector<std::byte> wanted;
-      for (std::int64_t h = 0; h < tensor.heads; ++h) {
-        for (std::int64_t t = 0; t < session.tokens(); ++t) {
           const std::vector<std::byte> groups = groups_of(tensor.row(t, h), tensor.width);
-          wanted.insert(wanted.end(), groups.begin(), groups.end());
+          all.insert(all.end(), groups.begin(), groups.end());
+          keys ? session.read_key(layer, h, t, row) : session.read_value(layer, h, t, row);
+          const std::vector<float> wanted = row_of(groups, problem.shape.kv_type);
+          if (!std::equal(row.begin(), row.end(), wanted.begin(), wanted.end(), same_bits))
+            throw Violation(fmt::format("row {} of head {} of {} is another one; {}", t, h, name, what));
         }
       }
-      if (array.type != StateArchive::Element::u8 || array.bytes != wanted)
-        throw Violation(
-            fmt::format("the saved rows of layer {} are not those of the clause; {}", layer, what));
+      if (!saves) continue;
+      const MemoryArchive::Array& array = archive.arrays.at(name);
+      if (array.type != StateArchive::Element::u8 || array.bytes != all)
+        throw Violation(fmt::format("{} is saved as other bytes than those of the clause; {}", name, what));
     }
   }
 }
