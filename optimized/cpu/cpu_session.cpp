@@ -122,10 +122,11 @@ void CpuSession::read_key(std::int64_t layer, std::int64_t head_kv, std::int64_t
   require_row(layer, head_kv, position);
   const std::int64_t d = kv.d_head(layer);
   require_width(std::ssize(row), d);
-  std::vector<float> restored(static_cast<std::size_t>(kv.packed() ? d : 0));
-  if (kv.packed())
-    kv.restore_keys(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
-  core::widen(kv.packed() ? restored.data() : kv.key(layer, head_kv, position), kv.type(), d, row.data());
+  const auto widen = [&](const void* stored) { core::widen(stored, kv.type(), d, row.data()); };
+  if (!kv.packed()) return widen(kv.key(layer, head_kv, position));
+  std::vector<float> restored(static_cast<std::size_t>(d));  // room for any type
+  kv.restore_keys(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
+  widen(restored.data());
 }
 
 void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64_t position,
@@ -134,10 +135,11 @@ void CpuSession::read_value(std::int64_t layer, std::int64_t head_kv, std::int64
   require_row(layer, head_kv, position);
   const std::int64_t dv = kv.d_value(layer);
   require_width(std::ssize(row), dv);
-  std::vector<float> restored(static_cast<std::size_t>(kv.packed() ? dv : 0));
-  if (kv.packed())
-    kv.restore_values(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
-  core::widen(kv.packed() ? restored.data() : kv.value(layer, head_kv, position), kv.type(), dv, row.data());
+  const auto widen = [&](const void* stored) { core::widen(stored, kv.type(), dv, row.data()); };
+  if (!kv.packed()) return widen(kv.value(layer, head_kv, position));
+  std::vector<float> restored(static_cast<std::size_t>(dv));  // room for any type
+  kv.restore_values(layer, head_kv, position, 1, data_.kernels.restore_groups, restored.data());
+  widen(restored.data());
 }
 
 StageSeconds CpuSession::stage_seconds() const {
