@@ -33,6 +33,17 @@ void collect(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask, 
   }
 }
 
+std::int64_t collect_scores(const float* scores, std::int64_t count, float threshold, std::int32_t* indices,
+                            std::uint32_t* keys) {
+  std::int64_t written = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    indices[written] = static_cast<std::int32_t>(i);
+    keys[written] = order_key(scores[i]);
+    written += scores[i] >= threshold ? 1 : 0;
+  }
+  return written;
+}
+
 std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int64_t budget, int key_bits,
                          std::int32_t* chosen, const SelectionLoops& loops) {
   if (budget <= 0) return 0;

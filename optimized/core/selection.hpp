@@ -25,10 +25,16 @@ struct SelectionLoops {
   /// those that equal it there: `wanted` together.
   void (*collect)(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask, std::uint32_t threshold,
                   std::int64_t ties, std::int64_t wanted, std::int32_t* chosen);
+  /// Writes the indices, ascending, and the order keys of the scores that are `threshold` or more and not NaN, with room for
+  /// `count` of each; returns how many there are.
+  std::int64_t (*collect_scores)(const float* scores, std::int64_t count, float threshold,
+                                 std::int32_t* indices, std::uint32_t* keys);
 };
 std::int64_t count_at_least(const std::uint32_t* keys, std::int64_t count, std::uint32_t threshold);
 void collect(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask, std::uint32_t threshold,
              std::int64_t ties, std::int64_t wanted, std::int32_t* chosen);
+std::int64_t collect_scores(const float* scores, std::int64_t count, float threshold, std::int32_t* indices,
+                            std::uint32_t* keys);
 
 /// The min(budget, count) best of `count` keys without a sort: the threshold is searched bit by bit from the top
 /// (KERNELS-CUDA "Top-H: no sort"), then one pass keeps all above it and the first equal ones.
@@ -36,6 +42,7 @@ void collect(const std::uint32_t* keys, std::int64_t count, std::uint32_t mask, 
 /// Calls are made in ascending index order, so equal keys keep the lower position.
 /// Writes the chosen indices, ascending, to `chosen` (room for min(budget, count)) and returns their number.
 std::int64_t select_best(const std::uint32_t* keys, std::int64_t count, std::int64_t budget, int key_bits,
-                         std::int32_t* chosen, const SelectionLoops& loops = {count_at_least, collect});
+                         std::int32_t* chosen,
+                         const SelectionLoops& loops = {count_at_least, collect, collect_scores});
 
 }  // namespace headwater::core

@@ -54,12 +54,17 @@ float draw(std::mt19937& random, int kind) {
   return kind == 2 ? x : std::fabs(x);
 }
 
-/// By the loops of the core and of every table of kernels.
-TEST(Selection, MEM_3_EqualsASort) {
-  std::vector<SelectionLoops> loops{{count_at_least, collect}};
+/// Of the core and of every table of kernels.
+std::vector<SelectionLoops> all_loops() {
+  std::vector<SelectionLoops> loops{{count_at_least, collect, collect_scores}};
   for (const cpu::Variant& variant : cpu::variants()) {
     if (variant.missing().empty()) loops.push_back(variant.kernels->selection);
   }
+  return loops;
+}
+
+TEST(Selection, MEM_3_EqualsASort) {
+  const std::vector<SelectionLoops> loops = all_loops();
   std::mt19937 random(3);
   for (int round = 0; round < 4000; ++round) {
     const bool large = round % 40 == 0;
@@ -76,6 +81,34 @@ TEST(Selection, MEM_3_EqualsASort) {
     for (std::size_t i = 0; i < loops.size(); ++i) {
       EXPECT_EQ(by_threshold(scores, budget, bf16 ? 16 : 32, loops[i]), sorted)
           << "round " << round << ", " << i;
+    }
+  }
+}
+
+TEST(Selection, SKE_7_CollectsTheScoresFromAThresholdOn) {
+  const std::vector<SelectionLoops> loops = all_loops();
+  std::mt19937 random(4);
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<float> scores(random() % (round % 40 == 0 ? 3000 : 70));
+    for (float& score : scores) score = draw(random, round % 4);
+    const float threshold =
+        round % 3 == 0 ? -std::numeric_limits<float>::infinity() : draw(random, round % 4);
+    std::vector<std::int32_t> indices;
+    std::vector<std::uint32_t> keys;
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      if (!(scores[i] >= threshold)) continue;
+      indices.push_back(static_cast<std::int32_t>(i));
+      keys.push_back(order_key(scores[i]));
+    }
+    for (const SelectionLoops& one : loops) {
+      std::vector<std::int32_t> found(scores.size());
+      std::vector<std::uint32_t> found_keys(scores.size());
+      const std::int64_t n =
+          one.collect_scores(scores.data(), std::ssize(scores), threshold, found.data(), found_keys.data());
+      ASSERT_EQ(n, std::ssize(indices)) << "round " << round;
+      found.resize(indices.size()), found_keys.resize(indices.size());
+      EXPECT_EQ(found, indices) << "round " << round;
+      EXPECT_EQ(found_keys, keys) << "round " << round;
     }
   }
 }

@@ -40,13 +40,14 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
       block(core::checked_product(rows, kBlockRows)),
       voters(static_cast<std::size_t>(data.shape.n_head / data.shape.n_head_kv)),
       votes(padded(data.shape.capacity, kKeyTile)),
+      heavy(data.shape.capacity),
       order_keys(data.shape.capacity),
       fixed(data.set_width()) {}
 
 std::int64_t SketchesPass::Scratch::bytes() const {
   return out.bytes() + max.bytes() + sum.bytes() + integers.bytes() + query_bytes.bytes() + factor.bytes() +
-         offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() + order_keys.bytes() +
-         fixed.bytes();
+         offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() + heavy.bytes() +
+         order_keys.bytes() + fixed.bytes();
 }
 
 SketchesPass::SketchesPass(SessionData& data, const SketchTable* integer_kernels)
@@ -313,16 +314,18 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
 
 std::int64_t SketchesPass::choose(const Past& past, const float* votes, std::int32_t* chosen, int thread) {
   const core::SelectionLoops& loops = data_.kernels.selection;
-  std::uint32_t* keys = of(thread).order_keys.data();
-  for (std::int64_t j = 0; j < past.candidates; ++j) keys[j] = core::order_key(votes[j]);
-  const std::uint32_t least = core::order_key(static_cast<float>(std::log(data_.options.least_weight)));
+  Scratch& scratch = of(thread);
+  std::int32_t* heavy = scratch.heavy.data();  // those whose votes are enough
   const std::int64_t missing = HEADWATER_SABOTAGE("cpu.sketches.one_short") ? 1 : 0;
   const std::int64_t budget = std::max<std::int64_t>(0, data_.options.heavy - data_.options.pinned - missing);
-  std::int64_t n = loops.count_at_least(keys, past.candidates, least);
+  std::int64_t n =
+      loops.collect_scores(votes, past.candidates, static_cast<float>(std::log(data_.options.least_weight)),
+                           heavy, scratch.order_keys.data());
   if (n > budget) {
-    n = core::select_best(keys, past.candidates, budget, 32, chosen, loops);
+    n = core::select_best(scratch.order_keys.data(), n, budget, 32, chosen, loops);
+    for (std::int64_t i = 0; i < n; ++i) chosen[i] = heavy[chosen[i]];
   } else {
-    loops.collect(keys, past.candidates, 0xFFFFFFFFu, least - 1, 0, n, chosen);
+    std::copy_n(heavy, n, chosen);
   }
   for (std::int64_t i = 0; i < n; ++i) chosen[i] += static_cast<std::int32_t>(past.pinned);
   return n;

@@ -60,9 +60,10 @@ class SketchesPass {
     core::Buffer<float> block;               ///< [rows][kBlockRows] products with a tile of keys
     std::vector<Voters> voters;              ///< of each head
     core::Buffer<float> votes;               ///< [candidates, whole tiles]
-    core::Buffer<std::uint32_t> order_keys;
-    core::Buffer<std::int32_t> fixed;  ///< positions of the fixed part
-    double selection_seconds = 0;      ///< StageSeconds, of this thread
+    core::Buffer<std::int32_t> heavy;        ///< candidates whose votes are enough (SKE-7)
+    core::Buffer<std::uint32_t> order_keys;  ///< of their votes
+    core::Buffer<std::int32_t> fixed;        ///< positions of the fixed part
+    double selection_seconds = 0;            ///< StageSeconds, of this thread
   };
 
   [[nodiscard]] Past past_of(const Chunk& chunk) const;

@@ -116,6 +116,6 @@ struct Avx2 {
 }  // namespace
 
 constinit const KernelTable avx2_kernels =
-    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect});
+    wide_kernels<Avx2>("AVX2+FMA", 1024, {count_at_least, core::collect, core::collect_scores});
 
 }  // namespace headwater::cpu

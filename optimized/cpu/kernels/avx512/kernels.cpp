@@ -32,10 +32,35 @@ void collect_compressed(const std::uint32_t* keys, std::int64_t count, std::uint
   }
 }
 
+/// core::collect_scores
+std::int64_t collect_scores_compressed(const float* scores, std::int64_t count, float threshold,
+                                       std::int32_t* indices, std::uint32_t* keys) {
+  constexpr std::int64_t kScores = 16;
+  const __m512 limit = Avx512::set(threshold);
+  const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  std::int64_t written = 0;
+  for (std::int64_t first = 0; first < count; first += kScores) {
+    const __mmask16 there = Avx512::first(static_cast<int>(least(kScores, count - first)));
+    const __m512 score = _mm512_maskz_loadu_ps(there, scores + first);
+    const __mmask16 taken = _mm512_mask_cmp_ps_mask(there, score, limit, _CMP_GE_OQ);
+    if (taken == 0) continue;
+    const __m512i bits = _mm512_castps_si512(score);
+    const __m512i flipped = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
+    const __m512i key = _mm512_mask_mov_epi32(flipped, _mm512_cmpeq_epi32_mask(bits, sign), sign);
+    const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first)));
+    const int n = __builtin_popcount(taken);
+    _mm512_mask_storeu_epi32(indices + written, Avx512::first(n), _mm512_maskz_compress_epi32(taken, index));
+    _mm512_mask_storeu_epi32(keys + written, Avx512::first(n), _mm512_maskz_compress_epi32(taken, key));
+    written += n;
+  }
+  return written;
+}
+
 }  // namespace
 
 // Segments of 256 keys: 32 KiB of weights; a quarter of a second-level cache of 1 MiB with keys and values.
 constinit const KernelTable avx512_kernels =
-    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed});
+    wide_kernels<Avx512>("AVX-512", 256, {count_at_least, collect_compressed, collect_scores_compressed});
 
 }  // namespace headwater::cpu
