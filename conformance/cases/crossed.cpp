@@ -336,15 +336,24 @@ struct Part {
   std::size_t first = 0, stride = 1;
 };
 
+bool amx_runs() {
+  const auto all = engines();
+  return std::any_of(all.begin(), all.end(), [](const Engine* engine) {
+    return engine->name() == "cpu-amx" && engine->unavailable_because().empty();
+  });
+}
+
 // All rows take an engine in double arithmetic or on an emulated device minutes. The cpu-* without kernels of their own for
-// BF16 differ in the width of their lanes alone: each takes other rows. All rows are taken by cpu-avx512bf16 and cpu-amx
-// only; on a machine that has neither, a sixth of them (with AVX2 alone half) is not run.
+// BF16 differ in the width of their lanes alone: each takes other rows. All rows are taken by cpu-amx and, where that does not
+// run, by cpu-avx512bf16, which takes half of them beside it; on a machine that has neither, a sixth of them (with AVX2 alone
+// half) is not run.
 Part part_of(const Engine& engine) {
   if (engine.claims().double_arithmetic) return {0, 48};
   if (engine.name() == "cuda-emulated") return {0, 32};
   if (engine.name() == "cpu-portable") return {0, 6};
   if (engine.name() == "cpu-avx2") return {1, 3};
   if (engine.name() == "cpu-avx512") return {2, 3};
+  if (engine.name() == "cpu-avx512bf16" && amx_runs()) return {0, 2};
   return {};
 }
 

@@ -89,8 +89,8 @@ void same_bits(Context& context) {
   require_claim(engine, &Claims::host_threads, "host_threads");
   Random random(context.seed);
   for (const Select rule : rules(engine)) {
-    for (int round = 0; round < context.rounds(20); ++round) {
-      const bool large = round % 4 == 0 && !context.quick;
+    for (int round = 0; round < context.rounds(10); ++round) {
+      const bool large = round % 5 == 0 && !context.quick;
       const Problem problem = session_problem(
           random, engine, rule,
           {.max_chunk = large ? 150 : 24, .max_tokens = large ? 1200 : 100, .max_layers = 2, .wide = false});

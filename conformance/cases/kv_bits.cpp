@@ -104,10 +104,11 @@ void results(Context& context) {
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::kv_bits, "kv_bits");
   Random random(context.seed);
+  const std::int64_t tokens = context.quick ? 150 : 600;
   for (const Select rule : rules(engine)) {
     for (int round = 0; round < context.rounds(8); ++round) {
       const Problem problem =
-          packed_problem(random, engine, rule, {.max_chunk = 60, .max_tokens = 600, .max_layers = 3});
+          packed_problem(random, engine, rule, {.max_chunk = 60, .max_tokens = tokens, .max_layers = 3});
       const Problem seen = restored(problem);
       const Trace trace = run(engine, problem);
       require_replay(seen, trace);
@@ -117,12 +118,13 @@ void results(Context& context) {
 }
 const Register kResults{{"kv_bits.results", {"STATE-13", "STATE-6"}, "storage", Lane::bound, true, results}};
 
-// Decode steps and later turns on either side of a page of 4096 tokens, after which rows are restored anew for each layer.
+// Decode steps and later turns on either side of a page, after which rows are restored anew for each layer.
 void long_results(Context& context) {
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::kv_bits, "kv_bits");
   context.require_fast_or_full();
   Random random(context.seed);
+  const std::int64_t page = context.quick ? 256 : 4096;
   for (const DType type : context.types({DType::f32, DType::bf16})) {
     for (const Select rule : rules(engine)) {
       Problem problem;
@@ -131,12 +133,14 @@ void long_results(Context& context) {
                        .n_head_kv = 1,
                        .d_head = 64,
                        .d_value = 32,
-                       .capacity = 4500,
+                       .capacity = page + 404,
                        .kv_type = type};
-      problem.options.chunk = 700, problem.options.local = 32, problem.options.heavy = 64;
+      problem.options.page = page;
+      problem.options.chunk = context.quick ? 100 : 700;
+      problem.options.local = 32, problem.options.heavy = 64;
       problem.options.select = rule, problem.options.kv_bits = 8, problem.options.threads = context.threads;
       problem.q_type = problem.k_type = problem.v_type = type;
-      problem.steps = {Step::prefill(4000), Step::decode(3), Step::prefill(100), Step::decode(1),
+      problem.steps = {Step::prefill(page - 96), Step::decode(3), Step::prefill(100), Step::decode(1),
                        Step::decode(5)};
       problem.fill_normal(random);
       const Problem seen = restored(problem);
@@ -168,10 +172,11 @@ void lives(Context& context) {
   const Engine& engine = *context.engine;
   require_claim(engine, &Claims::kv_bits, "kv_bits");
   Random random(context.seed);
+  const std::int64_t tokens = context.quick ? 150 : 700;
   for (const Select rule : rules(engine)) {
     for (int round = 0; round < context.rounds(5); ++round) {
       const Problem problem =
-          packed_problem(random, engine, rule, {.max_chunk = 60, .max_tokens = 700, .max_layers = 3});
+          packed_problem(random, engine, rule, {.max_chunk = 60, .max_tokens = tokens, .max_layers = 3});
       const std::size_t end = problem.steps.size();
       const Trace wanted = run(engine, problem);
       const auto at = static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(end)));
