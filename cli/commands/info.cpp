@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string_view>
 
 #include "cli/commands/commands.hpp"
@@ -128,27 +127,29 @@ ExitCode info_command(const std::vector<std::string>& arguments) {
               "\nExample: names of the engines that run here\n"
               "  headwater info --json | jq -r '.engines[] | select(.available) | .name'");
 #ifdef HEADWATER_HAS_RUNTIME
-  std::string model;
-  std::optional<std::int64_t> context;
+  ModelFlags flags;
+  flags.precision = runtime::automatic_precision();
   set.file("-m,--model", "-m (--model)", "MODEL",
            "say what this GGUF file is, whether it can run, which layers are sparse, what memory it takes",
-           model);
+           flags.model);
   set.integer("-c,--ctx-size", "-c (--ctx-size)", 1, kMaxCount,
-              "of -m: tokens of the conversation (the file's)", context);
-  std::vector<runtime::Replacement> rotation;
-  declare_rotation(set, rotation);
+              "of -m: tokens of the conversation (the file's)", flags.context);
+  declare_rotation(set, flags.rotation);
+  const CLI::Option* const cache = flags.declare_cache(set);
 #endif
   set.json(json);
   if (!set.parse(arguments)) return ExitCode::done;
 #ifdef HEADWATER_HAS_RUNTIME
-  if (!model.empty()) {
-    const ModelFacts facts(model, context, rotation);
+  if (!flags.model.empty()) {
+    const ModelFacts facts(flags);
     warn(facts.warnings());
     print_out(json ? json_line(facts.json()) : facts.text());
     return ExitCode::done;
   }
-  if (context) throw Failure("-c (--ctx-size) is of a model; give -m FILE with it");
-  if (!rotation.empty()) throw Failure(rotation.front().source + " is of a model; give -m FILE with it");
+  const std::string of_a_model = " is of a model; give -m FILE with it";
+  if (flags.context) throw Failure("-c (--ctx-size)" + of_a_model);
+  if (!flags.rotation.empty()) throw Failure(flags.rotation.front().source + of_a_model);
+  if (cache->count() > 0) throw Failure("--cache-type" + of_a_model);
 #endif
   const CpuFeatures cpu = read_cpu_features();
   print_out(json ? json_line(info_json(cpu)) : info_text(cpu));

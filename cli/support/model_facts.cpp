@@ -13,18 +13,6 @@
 namespace headwater::cli {
 namespace {
 
-ModelFlags flags_for(const std::string& path, std::optional<std::int64_t> context,
-                     const std::vector<runtime::Replacement>& rotation) {
-  ModelFlags flags;
-  flags.model = path;
-  flags.context = context;
-  flags.rotation = rotation;
-  flags.precision = runtime::automatic_precision();
-  flags.cache_type =
-      runtime::row_precision(flags.precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16;
-  return flags;
-}
-
 std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(std::min(bytes, 9e18)); }
 
 std::string models_of(const std::string& architecture) {
@@ -83,9 +71,7 @@ std::string windows_text(const runtime::ModelConfig& config) {
                      fmt::join(windows, " or "));
 }
 
-ModelFacts::ModelFacts(const std::string& path, std::optional<std::int64_t> context,
-                       const std::vector<runtime::Replacement>& rotation)
-    : model_(flags_for(path, context, rotation)) {
+ModelFacts::ModelFacts(const ModelFlags& flags) : model_(flags) {
   runtime::Model::check(model_.file());
   memory_ = model_memory(model_.flags(), model_.config(), static_cast<double>(model_.weight_bytes()),
                          model_.context());
@@ -146,9 +132,9 @@ std::string ModelFacts::text() const {
   std::vector<std::string> types;
   for (const auto& [type, count] : types_) types.push_back(fmt::format("{} {}", count, type));
   text += fmt::format("tensors  {}\n", fmt::join(types, ", "));
-  text += fmt::format("memory   at {} at least {}: weights {}, cache {}, workspace {}\n",
+  text += fmt::format("memory   at {} at least {}: weights {}, cache {} ({}), workspace {}\n",
                       count_text(model_.context(), "token"), bytes(memory_.total()), bytes(memory_.weights),
-                      bytes(memory_.cache), bytes(memory_.workspace));
+                      bytes(memory_.cache), model_.flags().cache_name(), bytes(memory_.workspace));
   return text;
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,11 +11,10 @@
 namespace headwater::cli {
 
 /// What a model file is, for `headwater info -m`. Refuses what loading it refuses, but for values of weights, which are not
-/// read. `context`: tokens of a conversation; none: the file's. `rotation`: as open_model_file() takes it.
+/// read.
 class ModelFacts {
  public:
-  ModelFacts(const std::string& path, std::optional<std::int64_t> context,
-             const std::vector<runtime::Replacement>& rotation);
+  explicit ModelFacts(const ModelFlags& flags);
 
   [[nodiscard]] nlohmann::ordered_json json() const;
   [[nodiscard]] std::string text() const;

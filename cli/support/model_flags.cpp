@@ -104,17 +104,9 @@ void declare_rotation(FlagSet& set, std::vector<runtime::Replacement>& to) {
   });
 }
 
-void ModelFlags::declare(FlagSet& set, bool model_required) {
-  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file (headwater info -m says what it is)", model)
-      ->required(model_required);
-  declare_memory_sets(set, options);
-  set.integer("-c,--ctx-size", "-c (--ctx-size)", 0, kMaxCount,
-              "most tokens of the conversation; 0: the file's (0)", context);
-  declare_rotation(set, rotation);
-  declare_threads(set, options);
-  declare_engine(set, engine);
+CLI::Option* ModelFlags::declare_cache(FlagSet& set) {
   using Cache = std::pair<std::optional<DType>, std::int64_t>;
-  set.choice(
+  CLI::Option* const option = set.choice(
       "--cache-type", "TYPE",
       "of stored keys and values: f16, bf16, f32, auto, bf16 where projections use it and else f16, or "
       "q8_0, which is auto in 8 bits, as --kv-bits 8 (auto)",
@@ -125,6 +117,29 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
        {"f32", Cache(DType::f32, 0)},
        {"q8_0", Cache(std::nullopt, 8)}},
       named_cache_);
+  set.check([this, &set] {
+    cache_type = named_cache_.first.value_or(
+        row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
+    if (named_cache_.second == 0) return;
+    const CLI::Option* const bits = set.app().get_option_no_throw("--kv-bits");
+    if (bits != nullptr && bits->count() > 0 && options.kv_bits != named_cache_.second)
+      throw Failure(fmt::format("--cache-type q8_0 and --kv-bits {} contradict each other; give one of them",
+                                options.kv_bits));
+    options.kv_bits = named_cache_.second;
+  });
+  return option;
+}
+
+void ModelFlags::declare(FlagSet& set, bool model_required) {
+  set.file("-m,--model", "-m (--model)", "MODEL", "a GGUF file (headwater info -m says what it is)", model)
+      ->required(model_required);
+  declare_memory_sets(set, options);
+  set.integer("-c,--ctx-size", "-c (--ctx-size)", 0, kMaxCount,
+              "most tokens of the conversation; 0: the file's (0)", context);
+  declare_rotation(set, rotation);
+  declare_threads(set, options);
+  declare_engine(set, engine);
+  declare_cache(set);
   precision = runtime::automatic_precision();
   set.value(
       "--projections", "TYPE",
@@ -133,9 +148,6 @@ void ModelFlags::declare(FlagSet& set, bool model_required) {
       [this](const std::string& text) { precision = parse_precision(text); });
   set.check([this] {
     if (context == 0) context.reset();
-    cache_type = named_cache_.first.value_or(
-        row_precision(precision) == runtime::Precision::bf16 ? DType::bf16 : DType::f16);
-    if (named_cache_.second != 0) options.kv_bits = named_cache_.second;
   });
 }
 

@@ -30,6 +30,9 @@ struct ModelFlags {
   /// the set has parsed.
   void declare(FlagSet& set, bool model_required = true);
 
+  /// --cache-type alone, for `precision`; goes with --kv-bits where the set has that.
+  CLI::Option* declare_cache(FlagSet& set);
+
   /// What reports call the cache: "F16", "Q8_0".
   [[nodiscard]] const char* cache_name() const {
     return options.kv_bits == 8 ? "Q8_0" : dtype_name(cache_type);

@@ -61,6 +61,14 @@ class BadModels(Refusals):
         said = run("info", "-m", path).stdout.decode()
         self.assertIn("sparse   1 of 7 layers; 6 of 7 layers see a window of 20 and stay exact\n", said)
         self.assertIn("sparse   all layers\n", run("info", "-m", MODEL).stdout.decode())
+        for cache, size in (("q8_0", 34 / 32), ("f32", 4)):
+            facts = run("info", "-m", MODEL, "-c", "64", "--cache-type", cache, "--json").stdout
+            rows, said = json.loads(facts), run("info", "-m", MODEL, "--cache-type", cache).stdout.decode()
+            scores = 2 * rows["heads"]
+            self.assertEqual(rows["memory"]["cache"], 64 * rows["layers"] * (2 * rows["kv_heads"] * rows["head_dim"] * size + scores))
+            self.assertIn(f" ({cache.upper()}), workspace ", said)
+        self.refused("-m", path, "--cache-type", "q8_0", names="the model has heads of 16", program="info")
+        self.refused("--cache-type", "f16", names="--cache-type is of a model", program="info")
         self.refused("-c", "5", names="-c (--ctx-size) is of a model", program="info")
         self.refused("-m", MODEL, "-c", "0", names="-c (--ctx-size)", program="info")
 

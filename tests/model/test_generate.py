@@ -413,6 +413,8 @@ class Refuses(Refusals):
         self.refused("-m", MODEL, "-p", "x", "--temp", "nan", names="--temp")
         self.refused("-m", MODEL, "-p", "x", "--top-p", "1.5", names="--top-p")
         self.refused("-m", MODEL, "-p", "x", "--cache-type", "q8", names="--cache-type: 'q8' is not allowed; use auto, f16, bf16, f32 or q8_0")
+        for flags in (["--cache-type", "q8_0", "--kv-bits", "0"], ["--kv-bits", "0", "--cache-type", "q8_0"]):
+            self.refused("-m", MODEL, "-p", "x", *flags, names="--cache-type q8_0 and --kv-bits 0 contradict each other")
         self.refused("-m", MODEL, "-p", "x", "--kv-bits", "4", names="--kv-bits: 4 is not allowed; use 0 or 8")
         self.refused("-m", MODEL, "-p", "x", "--projections", "f64", names="--projections")
         self.refused("-m", MODEL, "-p", "x", "--compare", "--dense", names="--compare")
