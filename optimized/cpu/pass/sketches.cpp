@@ -40,13 +40,13 @@ SketchesPass::Scratch::Scratch(const SessionData& data, std::int64_t rows, std::
       block(core::checked_product(rows, kBlockRows)),
       voters(static_cast<std::size_t>(data.shape.n_head / data.shape.n_head_kv)),
       votes(padded(data.shape.capacity, kKeyTile)),
-      heavy(data.shape.capacity),
+      eligible(data.shape.capacity),
       order_keys(data.shape.capacity),
       fixed(data.set_width()) {}
 
 std::int64_t SketchesPass::Scratch::bytes() const {
   return out.bytes() + max.bytes() + sum.bytes() + integers.bytes() + query_bytes.bytes() + factor.bytes() +
-         offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() + heavy.bytes() +
+         offset.bytes() + positions.bytes() + block.bytes() + votes.bytes() + eligible.bytes() +
          order_keys.bytes() + fixed.bytes();
 }
 
@@ -315,17 +315,17 @@ void SketchesPass::vote(const LayerCall& call, const Past& past, std::int64_t he
 std::int64_t SketchesPass::choose(const Past& past, const float* votes, std::int32_t* chosen, int thread) {
   const core::SelectionLoops& loops = data_.kernels.selection;
   Scratch& scratch = of(thread);
-  std::int32_t* heavy = scratch.heavy.data();  // those whose votes are enough
+  std::int32_t* eligible = scratch.eligible.data();
   const std::int64_t missing = HEADWATER_SABOTAGE("cpu.sketches.one_short") ? 1 : 0;
   const std::int64_t budget = std::max<std::int64_t>(0, data_.options.heavy - data_.options.pinned - missing);
   std::int64_t n =
       loops.collect_scores(votes, past.candidates, static_cast<float>(std::log(data_.options.least_weight)),
-                           heavy, scratch.order_keys.data());
+                           eligible, scratch.order_keys.data());
   if (n > budget) {
     n = core::select_best(scratch.order_keys.data(), n, budget, 32, chosen, loops);
-    for (std::int64_t i = 0; i < n; ++i) chosen[i] = heavy[chosen[i]];
+    for (std::int64_t i = 0; i < n; ++i) chosen[i] = eligible[chosen[i]];
   } else {
-    std::copy_n(heavy, n, chosen);
+    std::copy_n(eligible, n, chosen);
   }
   for (std::int64_t i = 0; i < n; ++i) chosen[i] += static_cast<std::int32_t>(past.pinned);
   return n;

@@ -60,7 +60,7 @@ class SketchesPass {
     core::Buffer<float> block;               ///< [rows][kBlockRows] products with a tile of keys
     std::vector<Voters> voters;              ///< of each head
     core::Buffer<float> votes;               ///< [candidates, whole tiles]
-    core::Buffer<std::int32_t> heavy;        ///< candidates whose votes are enough (SKE-7)
+    core::Buffer<std::int32_t> eligible;     ///< candidates whose votes are enough (SKE-7)
     core::Buffer<std::uint32_t> order_keys;  ///< of their votes
     core::Buffer<std::int32_t> fixed;        ///< positions of the fixed part
     double selection_seconds = 0;            ///< StageSeconds, of this thread
