@@ -247,7 +247,7 @@ std::string test_name(const ::testing::TestParamInfo<const char*>& one) {
 }
 // Names and models of docs/models.md, a row each.
 TEST(Architectures, AreThoseOfTheDocument) {
-  std::ifstream page(FIXTURES "/../../../docs/models.md");
+  std::ifstream page(MODELS "/../docs/models.md");
   std::vector<std::string> rows;
   for (std::string line; std::getline(page, line);) {
     if (line.starts_with("| `")) rows.push_back(line.substr(0, line.find(" |", line.find(" | ") + 3)));

@@ -1,14 +1,30 @@
 """GGUF files written by hand, right and wrong, with the standard library alone."""
 
 import array
+import atexit
+import functools
 import pathlib
 import random
+import shutil
 import struct
+import tarfile
+import tempfile
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, TEXT, ARRAY, U64, I64, F64 = range(13)
 FORMATS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", I64: "<q",
            F64: "<d"}
 ALIGNMENT = 32
+
+
+@functools.cache
+def fixtures():
+    """The folder of what make_fixtures.py wrote, unpacked until this process ends."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    with tarfile.open(pathlib.Path(__file__).parent / "fixtures" / "models.tar.xz") as archive:
+        for member in archive:
+            (folder / member.name).write_bytes(archive.extractfile(member).read())
+    return folder
 
 
 def text(value):

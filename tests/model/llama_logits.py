@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+from gguf_files import fixtures
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PEERS = pathlib.Path(os.environ.get("HEADWATER_PEERS", pathlib.Path.home() / ".cache/headwater-peers"))
@@ -78,7 +80,7 @@ class Llama:
 
 
 def golden_logits():
-    with open(HERE / "fixtures/golden.safetensors", "rb") as file:
+    with open(fixtures() / "golden.safetensors", "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = file.read()
     rows = {}
@@ -112,13 +114,13 @@ def differs(module, path, label, golden, wanted, tolerance):
 
 def check_fixtures(module):
     failed = False
-    golden = json.loads((HERE / "fixtures/golden.json").read_text(encoding="utf-8"))
+    golden = json.loads((fixtures() / "golden.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         for name, wanted in golden_logits().items():
             if name in NOT_LOADED_THERE:
                 print(f"{name}: SKIP: llama.cpp has no qwen2 with heads of another size than width / heads")
                 continue
-            stored, wide = HERE / f"fixtures/{name}.gguf", pathlib.Path(folder) / f"{name}.gguf"
+            stored, wide = fixtures() / f"{name}.gguf", pathlib.Path(folder) / f"{name}.gguf"
             rewrite(module, stored, wide, "ALL_F32")
             failed = differs(module, stored, f"{name}, F16", golden[name], wanted, F16_TOLERANCE) or failed
             failed = differs(module, wide, f"{name}, F32", golden[name], wanted, F32_TOLERANCE) or failed

@@ -13,7 +13,6 @@ unpacked when the build is configured; nothing in the build runs this.
 import json
 import math
 import pathlib
-import tarfile
 import tempfile
 
 import gguf
@@ -240,12 +239,7 @@ def main():
         print(name, len(ids), f"rounding {rounding:.2g} of {np.abs(exact).max():.2g}, margin {margin:.3f}")
     (OUT / "golden.json").write_text(json.dumps(golden) + "\n", encoding="utf-8")
     (OUT / "golden.safetensors").write_bytes(make_fixtures.safetensors(tensors))
-    with tarfile.open(ARCHIVE, "w:xz") as archive:
-        for path in sorted(OUT.iterdir()):
-            entry = archive.gettarinfo(path, path.name)
-            entry.mtime, entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0, 0o644, 0, 0, "", ""
-            with path.open("rb") as data:
-                archive.addfile(entry, data)
+    make_fixtures.pack(OUT, ARCHIVE)
 
 
 if __name__ == "__main__":

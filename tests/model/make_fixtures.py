@@ -1,4 +1,4 @@
-"""Writes tests/model/fixtures/: small random models as GGUF files, with their logits by a forward pass of its own.
+"""Writes tests/model/fixtures/models.tar.xz: small random models as GGUF files, with their logits by a forward pass of its own.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install gguf==0.19.0
     /tmp/venv/bin/python tests/model/make_fixtures.py
@@ -9,18 +9,21 @@ them (the rows of llama's query and key matrices in the order of adjacent pairs;
 So a mistake in the reading of either convention shows. golden.json: for each model the ids of a text, what greedy
 generation adds after them, and how far the same forward pass in float32 is from the one in float64; NAME.logits in
 golden.safetensors: logits of the last positions. perplexity.json: what `headwater perplexity` must say of the same text, cut
-into windows. The results are committed; nothing in the build runs this.
+into windows. The archive is committed, and unpacked when the build is configured; nothing in the build runs this.
 """
 
 import json
 import math
 import pathlib
 import struct
+import tarfile
+import tempfile
 
 import gguf
 import numpy as np
 
-OUT = pathlib.Path(__file__).parent / "fixtures"
+ARCHIVE = pathlib.Path(__file__).parent / "fixtures" / "models.tar.xz"
+OUT = pathlib.Path(tempfile.mkdtemp())
 WIDTH, HEADS, HEADS_KV, D, HIDDEN, LAYERS = 48, 4, 2, 16, 80, 2
 TOKENS, LOGIT_ROWS, GENERATED = 96, 16, 8
 CONTEXT = 256
@@ -332,8 +335,17 @@ def safetensors(tensors):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def pack(folder, path):
+    """The files of a folder, the same bytes whoever packs them."""
+    with tarfile.open(path, "w:xz", preset=9) as archive:
+        for one in sorted(folder.iterdir()):
+            entry = archive.gettarinfo(one, one.name)
+            entry.mtime, entry.mode, entry.uid, entry.gid, entry.uname, entry.gname = 0, 0o644, 0, 0, "", ""
+            with one.open("rb") as data:
+                archive.addfile(entry, data)
+
+
 def main():
-    OUT.mkdir(exist_ok=True)
     golden, logits, perplexity = {}, {}, {}
     for number, (name, model) in enumerate(MODELS.items()):
         for attempt in range(100):
@@ -366,6 +378,7 @@ def main():
     (OUT / "perplexity.json").write_text(json.dumps({"window": WINDOW, "decode": DECODE, "models": perplexity}) + "\n",
                                          encoding="utf-8")
     (OUT / "golden.safetensors").write_bytes(safetensors(logits))
+    pack(OUT, ARCHIVE)
 
 
 if __name__ == "__main__":

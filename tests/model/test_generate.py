@@ -10,11 +10,11 @@ import subprocess
 import tempfile
 import unittest
 
-from gguf_files import ARRAY, BOOL, F32, I32, TEXT as STRING, U32, File, make_model
+from gguf_files import ARRAY, BOOL, F32, I32, TEXT as STRING, U32, File, fixtures, make_model
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run, tensors
 
 SMALL = ["-ub", "512", "--h2o-local", "128", "--h2o-heavy", "128"]
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+FIXTURES = fixtures()
 
 
 def generate(*arguments, **more):

@@ -9,9 +9,10 @@ import subprocess
 import tempfile
 import unittest
 
+from gguf_files import fixtures
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, Refusals, run
 
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+FIXTURES = fixtures()
 SMALL = ["-ub", "64", "--h2o-local", "16", "--h2o-heavy", "16"]
 
 

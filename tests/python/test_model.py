@@ -22,14 +22,14 @@ import structures
 from support import headwater
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "model"))
-from gguf_files import U32, make_model  # noqa: E402
+from gguf_files import U32, fixtures, make_model  # noqa: E402
 
 from headwater import _model, _runtime
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "models/headwater-tiny-f16.gguf")
 TEXT = ROOT / "models/eval-4k.txt"
-FIXTURES = ROOT / "tests/model/fixtures"
+FIXTURES = fixtures()
 PROMPT = "def mean(values):\n    return"
 SMALL = {"chunk": 64, "batch": 128, "local": 16, "heavy": 16, "threads": 2}
 FLAGS = ["-ub", "64", "-b", "128", "--h2o-local", "16", "--h2o-heavy", "16", "-t", "2"]
