@@ -89,6 +89,22 @@ std::string for_terminal(std::string_view text) {
 
 std::string in_quotes(std::string_view text) { return fmt::format("'{}'", one_line(text, kQuotedLimit)); }
 
+std::string base64(std::span<const std::uint8_t> bytes) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  constexpr std::size_t kGroup = 3;
+  std::string text;
+  text.reserve((bytes.size() + kGroup - 1) / kGroup * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += kGroup) {
+    const auto byte = [&](std::size_t k) { return i + k < bytes.size() ? std::uint32_t{bytes[i + k]} : 0U; };
+    const std::uint32_t group = byte(0) << 16U | byte(1) << 8U | byte(2);
+    text += kDigits[group >> 18U & 63U];
+    text += kDigits[group >> 12U & 63U];
+    text += i + 1 < bytes.size() ? kDigits[group >> 6U & 63U] : '=';
+    text += i + 2 < bytes.size() ? kDigits[group & 63U] : '=';
+  }
+  return text;
+}
+
 std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array<const char*, 7> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   constexpr double kStep = 1024.0;

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,9 @@ template <std::integral Number>
 [[nodiscard]] std::string count_text(Number number, std::string_view noun) {
   return fmt::format("{} {}{}", number, noun, number == 1 ? "" : "s");
 }
+
+/// RFC 4648, section 4.
+[[nodiscard]] std::string base64(std::span<const std::uint8_t> bytes);
 
 /// "7.1 MiB".
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "runtime/generate/conversation.hpp"
 #include "runtime/generate/sampler.hpp"
+#include "runtime/serve/prompt_atlas.hpp"
 
 namespace headwater::runtime {
 
@@ -26,6 +28,7 @@ struct CompletionRequest {
   /// Last tokens of a sparse prompt that see every token; none: the server's number.
   std::optional<std::int64_t> dense_tail;
   bool use_cache = true;  ///< begin with what earlier requests left, and leave what this one read
+  bool atlas = false;     ///< CompletionFacts::atlas is wanted
 };
 
 /// A token of an answer with the logarithm (base e) of its probability at temperature 1, no filter applied.
@@ -51,6 +54,8 @@ struct CompletionFacts {
   double prefill_seconds = 0;  ///< from then to the first token, other requests' steps included
   double decode_seconds = 0;   ///< from the first token to the last, the same
   std::string steps;           ///< of the prompt, as `headwater attend --steps` takes them
+  std::shared_ptr<const PromptAtlas>
+      atlas;  ///< once the prompt is in, where it was asked for and the model is in one part
 };
 
 /// A request on its way: the scheduler writes events, one client thread reads them.

@@ -376,10 +376,20 @@ void Scheduler::begin(Slot& slot, const Queued& queued) {
     const bool in_turn =
         slot.talk.tokens() == 0 || transformer_.session(slot.talk.slot()).state() == SessionState::prefilling;
     if (!in_turn && std::ssize(rest) <= chunk_) tail = 0;
+    if (request.atlas && transformer_.relay() == nullptr) observe(slot);
     slot.talk.begin_turn(rest, tail);
   } catch (const std::exception& error) {
     fail(slot, error.what());
   }
+}
+
+/// From here to the end of the prompt.
+void Scheduler::observe(Slot& slot) {
+  Session& session = transformer_.session(slot.talk.slot());
+  std::vector<std::int64_t> windows;
+  for (const LayerSpec& layer : transformer_.model().config().layer_specs) windows.push_back(layer.window);
+  slot.atlas = std::make_shared<PromptAtlas>(session.shape(), std::move(windows), std::ssize(slot.ids));
+  session.set_observer([atlas = slot.atlas](const ChunkRecord& record) { atlas->add(record); });
 }
 
 /// Of the rows that the slot holds now.
@@ -412,6 +422,8 @@ void Scheduler::read(Slot& slot) {
   if (!in) return;
   slot.reading = false;
   slot.facts.steps = slot.talk.steps();
+  if (slot.atlas) transformer_.session(slot.talk.slot()).set_observer({});
+  slot.facts.atlas = std::move(slot.atlas);
   slot.answering = now();
   draw(slot);
 }
@@ -528,6 +540,8 @@ void Scheduler::free(Slot& slot, bool keep) {
     } catch (const std::exception&) {  // no memory for it: the next request reads its prompt
     }
   }
+  if (slot.atlas) transformer_.session(slot.talk.slot()).set_observer({});
+  slot.atlas.reset();
   slot.pages.reset();
   slot.talk.reset();
   slot.job.reset();

@@ -89,6 +89,7 @@ class Scheduler {
     std::optional<Sampler> sampler;
     std::optional<StreamDecoder> decoder;
     std::optional<StopTexts> stops;
+    std::shared_ptr<PromptAtlas> atlas;  // where it is asked for
     CompletionFacts facts;
     double begun = 0;      // by the clock
     double answering = 0;  // the same, when the first token came
@@ -119,6 +120,7 @@ class Scheduler {
   void begin(Slot& slot, const Queued& queued);
   [[nodiscard]] std::unique_ptr<Prefix> beginning(const PrefixCache::Wanted& wanted, Source& source);
   void open(Slot& slot, const PromptRule& rule);
+  void observe(Slot& slot);
   void read(Slot& slot);
   void decode(const std::vector<Slot*>& slots);
   void draw(Slot& slot);

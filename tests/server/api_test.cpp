@@ -175,7 +175,7 @@ TEST(ApiRequest, ReadsEveryField) {
       "presence_penalty": 1, "frequency_penalty": -1, "repeat_penalty": 1.5, "repeat_last_n": -1, "logit_bias": {"5": -2},
       "max_tokens": 3, "max_completion_tokens": 4, "stop": "x", "n": 4, "stream": true, "logprobs": true, "top_logprobs": 2,
       "stream_options": {"include_usage": true}, "return_progress": true, "cache_prompt": false, "user": "somebody",
-      "headwater": {"dense": true, "dense_tail": 12, "rule": "blocks", "memory": 300}})"),
+      "headwater": {"dense": true, "dense_tail": 12, "rule": "blocks", "memory": 300, "atlas": true}})"),
                  model());
   const runtime::CompletionRequest& one = all.prompts.at(0);
   EXPECT_EQ(one.sampling.temperature, 0.5);
@@ -194,6 +194,8 @@ TEST(ApiRequest, ReadsEveryField) {
   EXPECT_EQ(one.rule, (runtime::PromptRule{true, Select::blocks, 300}));
   EXPECT_EQ(one.dense_tail, 12);
   EXPECT_FALSE(one.use_cache);
+  EXPECT_TRUE(one.atlas);
+  EXPECT_FALSE(parse_chat(kChat, model()).prompts.at(0).atlas);
   EXPECT_TRUE(all.stream && all.include_usage && all.return_progress);
   EXPECT_EQ(all.n, 4);
   const ApiRequest none = parse_chat(kChat, model());

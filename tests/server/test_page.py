@@ -1,5 +1,6 @@
 """The chat page of `headwater serve` in a headless Chromium, before a scripted server."""
 
+import base64
 import http.server
 import json
 import mimetypes
@@ -20,6 +21,9 @@ NO_BROWSER = 77  # SKIP_RETURN_CODE
 FACTS = {"headwater": {"pairs": {"computed": 182, "dense": 1000}},
          "usage": {"prompt_tokens": 32000, "completion_tokens": 212, "prompt_tokens_details": {"cached_tokens": 2048}},
          "timings": {"prompt_ms": 3100, "predicted_ms": 8400, "predicted_per_second": 25.24}}
+# Rows of 16 and 12 queries; of the 16 tokens of a column layer 1 reads all and a fifth, then none, all and a fifth.
+ATLAS = {"layers": 2, "columns": 4, "column_tokens": 16, "rows": [[32, 48], [48, 60]],
+         "shares": base64.b64encode(bytes([255, 51, 0, 0, 0, 0, 0, 0, 0, 255, 51, 0, 51, 51, 51, 0])).decode()}
 NASTY = "Grüße 🙂 <img src=x onerror=alert(1)>\n\n```html\n </pre><script>\n````\n~~~\nb"
 LAST = "#messages > li:last-child"
 
@@ -151,14 +155,14 @@ class Page(ChatTest):
         read.set()
         self.wait_text("One\ntwo.", f"{LAST} [aria-live=polite]")
         self.idle()
-        self.assertEqual(self.texts(".facts span"), [
+        self.assertEqual(self.texts("#messages .facts span"), [
             "2048 of 32000 prompt tokens from the cache", "29952 computed in 3.10 s",
             "212 tokens written in 8.40 s, 25.2 tokens/s", "18.2 % of the attention pairs of dense prefill"])
         bar = '[aria-label="Of 32000 prompt tokens 2048 came from the cache, 29952 were computed"]'
         self.assertEqual(self.js(f"document.querySelector('{bar}').firstChild.style.width"), "6.4%")
         self.assertEqual(self.server.bodies, [{
             "messages": [{"role": "user", "content": "First\nsecond"}],
-            "stream": True, "stream_options": {"include_usage": True}, "return_progress": True}])
+            "stream": True, "stream_options": {"include_usage": True}, "return_progress": True, "headwater": {"atlas": True, "dense": False}}])
         before = self.texts("ol")
         self.open()
         self.assertEqual(self.texts("ol"), before)
@@ -233,8 +237,34 @@ class Page(ChatTest):
         self.assertNotIn("secret", self.js("JSON.stringify(localStorage)"))
         self.open()
         self.chat("Ho")
-        self.assertLessEqual({"temperature": 0.5, "max_tokens": 64, "headwater": {"dense": True}}.items(), self.server.bodies[-1].items())
+        self.assertLessEqual({"temperature": 0.5, "max_tokens": 64, "headwater": {"atlas": True, "dense": True}}.items(), self.server.bodies[-1].items())
         self.assertEqual(self.sent()[0], ("system", "Be short."))
+
+    def test_atlas(self):
+        """Each layer, and all; what is under the mouse. It lasts until a reload: the rest of the answer is what is kept."""
+        self.chat("?", delta("Yes."), chunk({"headwater": {"steps": "p4", "atlas": ATLAS}}), b"data: [DONE]")
+        self.push(f"{LAST} .map")
+        words = "at('map-words').textContent"
+        for layer, read in ((0, "All layers read 30.0 %"), (1, "Layer 1 reads 49.4 %"), (2, "Layer 2 reads 10.6 %")):
+            self.js(f"at('layer').value = {layer}, at('layer').oninput()")
+            self.assertEqual(self.js(words), f"{read} of the tokens before their chunk.")
+        self.js("at('layer').value = 1, at('layer').oninput()")
+        # In the middle of the sixteen cells: cached, read, a fifth (its root as alpha), nothing after the diagonal.
+        alphas = [[self.js(f"at('map').getContext('2d').getImageData({4 * x + 1}, {4 * y + 2}, 1, 1).data[3]") for x in range(4)] for y in range(4)]
+        self.assertEqual(alphas, [[255, 0, 0, 0], [255, 255, 0, 0], [255, 114, 255, 0], [0, 255, 114, 255]])
+        colour = lambda y: self.js(f"[...at('map').getContext('2d').getImageData(1, {y}, 1, 1).data].join()")
+        self.assertEqual((colour(6), colour(10)), ("0,114,178,255", "213,94,0,255"))
+        move = "at('map').onpointermove(((w) => ({offsetX: w * %s, offsetY: w * %s}))(at('map').clientWidth))"
+        for x, y, said in ((0.3, 0.8, "Tokens 48 to 59 read 100.0 % of tokens 16 to 31."), (0.6, 0.8, "Tokens 48 to 59 read 20.0 % of tokens 32 to 47."),
+                           (0.9, 0.8, "20.0 %"), (0.3, 0.2, "20.0 %"), (0.3, 0.97, "20.0 %")):
+            self.js(move % (x, y))
+            self.assertIn(said, self.js(words))
+        self.key("Escape")
+        self.wait("!at('atlas').open")
+        self.assertNotIn("shares", self.js("JSON.stringify(localStorage)"))
+        self.assertIn("p4", self.js("JSON.stringify(localStorage)"))
+        self.open()
+        self.assertEqual(self.texts(".map"), [])
 
     def test_text(self):
         """Nothing becomes markup. The stream may be cut anywhere. Enter may belong to an input method."""
@@ -284,6 +314,9 @@ class Served(ChatTest):
             self.assertEqual(self.texts("[role=alert]"), [])
             self.wait_text("tokens")
         self.assertIn("cache", self.texts(LAST)[0])
+        self.push(".map")
+        self.assertRegex(self.js("at('map-words').textContent"), r"^All layers read \d+\.\d % of the tokens before their chunk\.$")
+        self.key("Escape")
         self.push("#settings-button")
         self.js("at('max_tokens').value = ''")
         self.key("Escape")

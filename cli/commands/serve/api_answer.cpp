@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/support/text.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::cli {
@@ -48,15 +49,27 @@ Json timings(const runtime::CompletionFacts& facts) {
           {"predicted_per_second", share(written, answer)}};
 }
 
+Json atlas_of(const runtime::PromptAtlas& atlas) {
+  Json rows = Json::array();
+  for (const runtime::PromptAtlas::Row& row : atlas.rows()) rows.push_back({row.begin, row.end});
+  return {{"layers", atlas.layers()},
+          {"columns", atlas.columns()},
+          {"column_tokens", atlas.column_tokens()},
+          {"rows", rows},
+          {"shares", base64(atlas.shares())}};
+}
+
 Json own_facts(const runtime::CompletionFacts& facts) {
-  return {{"cached_tokens", facts.cached_tokens},
-          {"exact", facts.exact},
-          {"pairs", {{"computed", facts.pairs.computed}, {"dense", facts.pairs.dense}}},
-          {"seconds",
-           {{"queued", facts.queued_seconds},
-            {"prefill", facts.prefill_seconds},
-            {"decode", facts.decode_seconds}}},
-          {"steps", facts.steps}};
+  Json own = {{"cached_tokens", facts.cached_tokens},
+              {"exact", facts.exact},
+              {"pairs", {{"computed", facts.pairs.computed}, {"dense", facts.pairs.dense}}},
+              {"seconds",
+               {{"queued", facts.queued_seconds},
+                {"prefill", facts.prefill_seconds},
+                {"decode", facts.decode_seconds}}},
+              {"steps", facts.steps}};
+  if (facts.atlas) own["atlas"] = atlas_of(*facts.atlas);
+  return own;
 }
 
 Json error_of(const std::string& message) {

@@ -160,7 +160,7 @@ constexpr Defaults kLlamaServer = {0.8, 0.95, 40, 0.05};
 
 /// The object `headwater` of a request.
 void read_own(const Value& object, CompletionRequest& request) {
-  constexpr std::array kKeys = {"dense", "dense_tail", "rule", "memory", "cache"};
+  constexpr std::array kKeys = {"dense", "dense_tail", "rule", "memory", "cache", "atlas"};
   for (const auto& [key, value] : object.items()) {
     if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
     refuse("headwater",
@@ -178,6 +178,7 @@ void read_own(const Value& object, CompletionRequest& request) {
   }
   request.dense_tail = fields.integer("dense_tail", 0, kMostCount);
   request.use_cache = fields.boolean("cache", request.use_cache);
+  request.atlas = fields.boolean("atlas", false);
 }
 
 /// What all forms have in common.

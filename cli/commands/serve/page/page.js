@@ -147,6 +147,7 @@ class Entry {
     } else {
       if (stopped) this.below.append(make("p", {className: "facts"}, "stopped"));
       this.below.append(button("Regenerate", "again", askAgain));
+      if (this.atlas?.rows.length > 0) this.below.append(" ", button("Atlas", "map", () => openAtlas(this.atlas)));
     }
   }
 }
@@ -229,8 +230,7 @@ function chatBody() {
     const value = at(name).valueAsNumber;
     if (Number.isFinite(value)) body[name] = value;
   }
-  if (at("dense").checked) body.headwater = {dense: true};
-  return JSON.stringify(body);
+  return JSON.stringify({...body, headwater: {atlas: true, dense: at("dense").checked}});
 }
 
 // The data of server-sent events. A piece of the stream may end anywhere, in a character too.
@@ -259,6 +259,10 @@ async function receive(entry, signal) {
     if (prompt_progress) {
       say("Reading");
       entry.read(prompt_progress);
+    }
+    if (headwater) {  // too large to be kept
+      entry.atlas = headwater.atlas;
+      delete headwater.atlas;
     }
     for (const [name, value] of Object.entries({usage, timings, headwater})) if (value) message[name] = value;
     const {delta, finish_reason} = choices?.[0] ?? {};
@@ -411,6 +415,73 @@ at("settings-button").onclick = () => openSettings("system");
 at("settings-close").onclick = () => at("settings").close();
 at("settings").onclose = () => (messages.querySelector("li:last-child .retry") ?? input).focus();
 
+// ---- the atlas
+
+let atlas = null;  // {layers, columns, column_tokens, rows: [[begin, end]], shares: [row][layer][column], 255: all}
+
+function openAtlas(given) {
+  atlas = {...given, shares: Uint8Array.from(atob(given.shares), (c) => c.charCodeAt(0))};
+  Object.assign(at("layer"), {max: atlas.layers, value: 0});
+  at("atlas").showModal();
+  drawAtlas();
+}
+
+// Which share of the earlier tokens of a column a row reads in the layer that is chosen, 1, 2, ..., or by mean of all.
+function shareOf(row, column) {
+  const chosen = at("layer").valueAsNumber, {layers, columns, shares} = atlas;
+  let sum = 0;
+  for (let layer = 0; layer < layers; ++layer) {
+    if (chosen === 0 || chosen === layer + 1) sum += shares[(row * layers + layer) * columns + column] / 255;
+  }
+  return sum / (chosen === 0 ? layers : 1);
+}
+
+// Across: the tokens that are read; down: those that read.
+function drawAtlas() {
+  const map = at("map"), {columns, column_tokens: tokens, rows} = atlas, cell = 4;
+  map.width = map.height = columns * cell;  // which clears it
+  const context = map.getContext("2d"), colour = (name) => getComputedStyle(root).getPropertyValue(name);
+  const fill = (alpha, x, y, width, height) => {
+    context.globalAlpha = alpha;
+    context.fillRect(x * cell / tokens, y * cell / tokens, width * cell / tokens, height * cell / tokens);
+  };
+  // A token reads all before it from `begin` on.
+  const triangle = (begin, end) => {
+    const [from, to] = [begin, end].map((token) => token * cell / tokens);
+    context.globalAlpha = 1;
+    context.fill(new Path2D(`M${from} ${from} L${from} ${to} L${to} ${to}`));
+  };
+  context.fillStyle = colour("--cache");
+  triangle(0, rows[0][0]);
+  context.fillStyle = colour("--computed");
+  let read = 0, earlier = 0;
+  rows.forEach(([begin, end], row) => {
+    for (let first = 0; first < begin; first += tokens) {
+      const share = shareOf(row, first / tokens), width = Math.min(tokens, begin - first);
+      fill(Math.sqrt(share), first, begin, width, end - begin);
+      read += share * width * (end - begin);
+      earlier += width * (end - begin);
+    }
+    triangle(begin, end);
+  });
+  const part = at("layer").value === "0" ? "All layers read" : `Layer ${at("layer").value} reads`;
+  at("map-words").textContent = earlier === 0 ? "One chunk: every token reads all before it." :
+    `${part} ${(100 * read / earlier).toFixed(1)} % of the tokens before their chunk.`;
+}
+
+at("layer").oninput = drawAtlas;
+at("map").onpointermove = ({offsetX, offsetY}) => {
+  const {columns, column_tokens: tokens, rows} = atlas, scale = columns * tokens / at("map").clientWidth;
+  const row = rows.findIndex(([begin, end]) => begin <= offsetY * scale && offsetY * scale < end);
+  const column = Math.floor(offsetX * scale / tokens);
+  if (row < 0 || column < 0 || column * tokens >= rows[row][0]) return;
+  const last = Math.min((column + 1) * tokens, rows[row][0]) - 1;
+  at("map-words").textContent = `Tokens ${rows[row][0]} to ${rows[row][1] - 1} read ${(100 * shareOf(row, column)).toFixed(1)} % of ` +
+    `tokens ${column * tokens} to ${last}.`;
+};
+at("map").onpointerleave = drawAtlas;
+at("atlas-close").onclick = () => at("atlas").close();
+
 // ---- keys, mouse, the life of the page
 
 at("send").onclick = send;
@@ -428,7 +499,7 @@ input.onkeydown = (event) => {
   send();
 };
 document.onkeydown = (event) => {
-  if (event.key !== "Escape" || event.isComposing || at("settings").open) return;
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
   if (running !== null) running.abort();
   else if (editing !== null) endEdit();
 };
