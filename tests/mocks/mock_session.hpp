@@ -18,14 +18,8 @@ namespace headwater::mocks {
 /// their own.
 class MockSession : public Session {
  public:
-  MockSession() {
-    ON_CALL(*this, attend_group).WillByDefault([this](std::span<const SequenceCall> calls) {
-      Session::attend_group(calls);
-    });
-  }
-  ~MockSession() override {
-    if (on_destruction) on_destruction();
-  }
+  MockSession();
+  ~MockSession() override;
   std::function<void()> on_destruction;
 
   MOCK_METHOD(void, begin, (const Step& step), (override));
@@ -68,6 +62,8 @@ class MockSession : public Session {
 
 class MockEngine : public Engine {
  public:
+  MockEngine();
+  ~MockEngine() override;
   MOCK_METHOD(std::string_view, name, (), (const, override));
   MOCK_METHOD(std::string_view, isa, (), (const, override));
   MOCK_METHOD(std::string_view, description, (), (const, override));

@@ -12,8 +12,8 @@ namespace headwater::mocks {
 /// The functions of a plug-in. The table's pointers call the one object that exists.
 class MockTable {
  public:
-  MockTable() { current_ = this; }
-  ~MockTable() { current_ = nullptr; }
+  MockTable();
+  ~MockTable();
   MockTable(const MockTable&) = delete;
   MockTable& operator=(const MockTable&) = delete;
 
