@@ -93,6 +93,8 @@ nlohmann::ordered_json ModelFacts::json() const {
   json["layers"] = config.layers;
   auto& windows = json["windows"] = nlohmann::ordered_json::array();
   for (const runtime::LayerSpec& layer : config.layer_specs) windows.push_back(layer.window);
+  auto& recurrent = json["recurrent"] = nlohmann::ordered_json::array();
+  for (const runtime::LayerSpec& layer : config.layer_specs) recurrent.push_back(layer.recurrent);
   json["width"] = config.width;
   json["heads"] = config.heads;
   json["kv_heads"] = config.heads_kv;
@@ -125,10 +127,17 @@ std::string ModelFacts::text() const {
   text += fmt::format("tokens   vocabulary {}, context {}\n", config.vocabulary, config.context);
   text += fmt::format("rotation {}\n", rotations_text(config));
   const std::string windows = windows_text(config);
-  text += fmt::format("sparse   {}\n", windows.empty() ? "all layers"
-                                                       : fmt::format("{} of {} layers; {} and stay exact",
-                                                                     config.layers - config.windowed_layers(),
-                                                                     config.layers, windows));
+  const std::int64_t recurrent = config.recurrent_layers();
+  if (recurrent > 0) {
+    text += fmt::format("sparse   {} of {} layers; the others are recurrent\n", config.layers - recurrent,
+                        config.layers);
+  } else {
+    text +=
+        fmt::format("sparse   {}\n", windows.empty() ? "all layers"
+                                                     : fmt::format("{} of {} layers; {} and stay exact",
+                                                                   config.layers - config.windowed_layers(),
+                                                                   config.layers, windows));
+  }
   std::vector<std::string> types;
   for (const auto& [type, count] : types_) types.push_back(fmt::format("{} {}", count, type));
   text += fmt::format("tensors  {}\n", fmt::join(types, ", "));

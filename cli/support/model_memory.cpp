@@ -28,12 +28,15 @@ ModelMemory model_memory(const ModelFlags& flags, const runtime::ModelConfig& co
   memory.weights = weights;
   const double stored =
       number(stored_bytes(config.d_head + config.d_value, flags.cache_type, flags.options.kv_bits));
-  memory.cache =
-      sessions * number(config.layers) * number(capacity) * (stored * number(config.heads_kv) + scores);
+  const std::int64_t recurrent = config.recurrent_layers();
+  memory.cache = sessions * (number(config.layers - recurrent) * number(capacity) *
+                                 (stored * number(config.heads_kv) + scores) +
+                             number(recurrent) * number(config.delta.state_floats()) * sizeof(float));
   const double batch = number(std::min(std::max(flags.options.batch, flags.options.chunk), capacity));
   const double widths = number(config.width) * (config.norms_after ? 3 : 2) +
                         number(config.heads) * number(config.d_head + config.d_value) + row +
-                        number(config.widest_feed_forward());
+                        number(config.widest_feed_forward()) +
+                        2 * number(config.delta.channels() + config.delta.value_heads * config.delta.d);
   memory.workspace = sessions * batch * widths * sizeof(float);
   return memory;
 }

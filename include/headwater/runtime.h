@@ -246,7 +246,8 @@ HEADWATER_API headwater_status headwater_conversation_set_dense_tail(headwater_c
 /* Reads a turn of n >= 1 ids, the last dense_tail of them by a dense step where it is sparse. After a turn without such a
  * step, and before an append, it goes on with that turn, in its mode (STATE-3). Where the call fails after it has begun
  * (interrupted, out_of_memory, internal) the conversation is what it was before where its session can be truncated to that
- * (headwater_truncate(): with rule BLOCKS and dense, always), else empty; headwater_conversation_tokens() says which.
+ * (headwater_truncate(): with rule BLOCKS and dense, always, but with recurrent layers never), else empty;
+ * headwater_conversation_tokens() says which.
  * Errors: invalid_argument (n = 0; an id outside the vocabulary), capacity_exceeded, interrupted, out_of_memory, internal. */
 HEADWATER_API headwater_status headwater_conversation_feed(headwater_conversation* conversation,
                                                            const int32_t* ids, int64_t n);
@@ -278,7 +279,8 @@ HEADWATER_API headwater_status headwater_conversation_fork(headwater_conversatio
  * goes on with the next headwater_conversation_feed(), in its mode. The logits are gone until a feed or an append; with all
  * tokens kept nothing changes. In a sparse turn tokens chose together what they read, a chunk at a time: where n is inside a
  * chunk, the last of the tokens that are kept were computed with those that are not. Errors: invalid_argument (which n are
- * allowed: with rule H2O not all, options.checkpoints), out_of_memory (of a fork), unsupported; then nothing has changed. */
+ * allowed: with rule H2O not all, options.checkpoints; with recurrent layers 0 and all), out_of_memory (of a fork),
+ * unsupported; then nothing has changed. */
 HEADWATER_API headwater_status headwater_conversation_truncate(headwater_conversation* conversation,
                                                                int64_t n);
 

@@ -108,12 +108,14 @@ void Conversation::count_step() {
   const std::int64_t end = session.tokens();
   std::uint64_t dense = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].recurrent) continue;
     const std::int64_t window = specs[i].window;
     dense += pairs_of(end, window);
     const bool exact = window > 0 || std::ranges::binary_search(dense_layers, static_cast<std::int64_t>(i));
     record_.computed += exact ? pairs_of(end, window) - pairs_of(begin, window) : of_layer;
   }
-  const auto layers = static_cast<std::uint64_t>(specs.size());
+  const auto layers =
+      specs.size() - static_cast<std::uint64_t>(transformer_.model().config().recurrent_layers());
   record_.pairs.computed = (record_.computed + layers / 2) / layers;
   record_.pairs.dense = (dense + layers / 2) / layers;
 }
@@ -179,7 +181,7 @@ bool Conversation::step(std::int64_t most) {
 void Conversation::feed_ahead(std::span<const std::int32_t> ids, const Progress& progress) {
   const auto n = static_cast<std::int64_t>(ids.size());
   begin_turn(ids, tail_of(n));
-  const std::int64_t layers = session().shape().n_layer;
+  const auto layers = std::ssize(transformer_.model().layers());
   const Observation observation(transformer_, [&](const LayerView& view) {
     if (observer_) observer_(view);
     if (!progress || view.stage != LayerView::Stage::output) return;

@@ -14,8 +14,9 @@ namespace headwater::runtime {
 
 /// Query-key pairs per query head and layer: the mean over layers. Those of a layer with a window are those inside it.
 struct Pairs {
-  std::uint64_t computed = 0;  ///< on average over the layers, of which some may be dense (STATE-7)
-  std::uint64_t dense = 0;     ///< what dense causal attention over the same tokens takes
+  std::uint64_t computed =
+      0;                    ///< on average over the layers that attend, of which some may be dense (STATE-7)
+  std::uint64_t dense = 0;  ///< what dense causal attention over the same tokens takes
 };
 
 /// Turns of prompt and answer around a transformer: prompts go in by the chunk schedule, their last tokens and every

@@ -56,6 +56,9 @@ class ModelReader {
   std::unique_ptr<Projection> whole(const std::string& name, std::int64_t depth, std::int64_t rows);
   void read_layer(std::int64_t index);
   void read_qkv(const std::string& prefix, LayerWeights& layer);
+  void read_attention(const std::string& prefix, LayerWeights& layer);
+  void read_gated_qkv(const std::string& prefix, LayerWeights& layer);
+  void read_recurrent(const std::string& prefix, LayerWeights& layer);
   void read_latent(const std::string& prefix, LayerWeights& layer);
   std::vector<RowRange> latent_rows(const std::string& prefix, std::int64_t plain);
   void turn_matrices();
@@ -122,6 +125,7 @@ std::unique_ptr<Projection> ModelReader::whole(const std::string& name, std::int
 void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   const ModelConfig& config = model_.config_;
   if (config.latent > 0) return read_latent(prefix, layer);
+  if (config.gated_attention) return read_gated_qkv(prefix, layer);
   struct Part {
     const char* name;
     std::int64_t rows;
@@ -148,6 +152,64 @@ void ModelReader::read_qkv(const std::string& prefix, LayerWeights& layer) {
   }
   if (any_bias) layer.qkv_bias = std::move(bias);
   layer.qkv = project(std::move(rows));
+}
+
+/// In a file a head's gate follows its query row.
+void ModelReader::read_gated_qkv(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const std::array queries = {config.width, 2 * config.heads * config.d_head};
+  const std::array keys = {config.width, config.heads_kv * config.d_head};
+  const std::array values = {config.width, config.heads_kv * config.d_value};
+  const Tensor& query = use(prefix + "attn_q.weight", queries);
+  std::vector<RowRange> rows;
+  for (std::int64_t h = 0; h < config.heads; ++h)
+    rows.push_back({&query, 2 * h * config.d_head, config.d_head});
+  rows.push_back({&use(prefix + "attn_k.weight", keys), 0, keys[1]});
+  rows.push_back({&use(prefix + "attn_v.weight", values), 0, values[1]});
+  for (std::int64_t h = 0; h < config.heads; ++h)
+    rows.push_back({&query, (2 * h + 1) * config.d_head, config.d_head});
+  layer.qkv = project(std::move(rows));
+}
+
+void ModelReader::read_recurrent(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  const DeltaShape& delta = config.delta;
+  const std::int64_t channels = delta.channels();
+  const std::int64_t inner = delta.value_heads * delta.d;
+  std::vector<RowRange> rows;
+  for (const auto& [name, count] : {std::pair{"attn_qkv", channels},
+                                    {"attn_gate", inner},
+                                    {"ssm_beta", delta.value_heads},
+                                    {"ssm_alpha", delta.value_heads}}) {
+    const std::array dims = {config.width, count};
+    rows.push_back({&use(fmt::format("{}{}.weight", prefix, name), dims), 0, count});
+  }
+  layer.qkv = project(std::move(rows));
+  layer.output = whole(prefix + "ssm_out.weight", inner, config.width);
+  const std::vector<float> taps = matrix(prefix + "ssm_conv1d.weight", delta.taps, channels);
+  DeltaWeights& weights = layer.delta;
+  weights.convolution.resize(taps.size());
+  for (std::int64_t c = 0; c < channels; ++c) {
+    for (std::int64_t t = 0; t < delta.taps; ++t)
+      weights.convolution[static_cast<std::size_t>(t * channels + c)] =
+          taps[static_cast<std::size_t>(c * delta.taps + t)];
+  }
+  weights.rate = vector(prefix + "ssm_a", delta.value_heads);
+  weights.step_bias = vector(prefix + "ssm_dt.bias", delta.value_heads);
+  weights.norm = vector(prefix + "ssm_norm.weight", delta.d);
+}
+
+void ModelReader::read_attention(const std::string& prefix, LayerWeights& layer) {
+  const ModelConfig& config = model_.config_;
+  if (config.head_norms != HeadNorms::none) {
+    const bool together = config.head_norms == HeadNorms::together;
+    layer.query_norm = vector(prefix + "attn_q_norm.weight", config.d_head * (together ? config.heads : 1));
+    layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head * (together ? config.heads_kv : 1));
+  }
+  read_qkv(prefix, layer);
+  layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
+  layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
+  if (config.sinks) layer.sinks = vector(prefix + "attn_sinks.weight", config.heads);
 }
 
 /// Rotated elements come last in a file and first here.
@@ -295,16 +357,9 @@ void ModelReader::read_layer(std::int64_t index) {
     layer.attention_after_norm = vector(prefix + "post_attention_norm.weight", config.width);
     layer.mlp_after_norm = vector(prefix + "post_ffw_norm.weight", config.width);
   }
-  if (config.head_norms != HeadNorms::none) {
-    const bool together = config.head_norms == HeadNorms::together;
-    layer.query_norm = vector(prefix + "attn_q_norm.weight", config.d_head * (together ? config.heads : 1));
-    layer.key_norm = vector(prefix + "attn_k_norm.weight", config.d_head * (together ? config.heads_kv : 1));
-  }
-  read_qkv(prefix, layer);
-  layer.output = whole(prefix + "attn_output.weight", config.heads * config.d_value, config.width);
-  layer.output_bias = vector_or_none(prefix + "attn_output.bias", config.width);
-  if (config.sinks) layer.sinks = vector(prefix + "attn_sinks.weight", config.heads);
-  if (config.experts > 0 && !config.layer_specs[static_cast<std::size_t>(index)].dense) {
+  const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(index)];
+  spec.recurrent ? read_recurrent(prefix, layer) : read_attention(prefix, layer);
+  if (config.experts > 0 && !spec.dense) {
     read_experts(prefix, layer);
   } else {
     read_gate_up(prefix, layer);
@@ -346,7 +401,9 @@ void ModelReader::refuse_unknown_tensors() const {
   for (const Tensor& tensor : file_.tensors()) {
     const bool long_rope =
         model_.config_.long_beyond > 0 && std::string_view(tensor.name).starts_with("rope_factors_");
-    if (used_.contains(tensor.name) || long_rope || tensor.name == "rope_freqs.weight") continue;
+    const std::int64_t behind = layer_of_tensor(tensor.name).value_or(-1) - model_.config_.layers;
+    const bool left_out = behind >= 0 && behind < model_.config_.left_out_blocks;
+    if (used_.contains(tensor.name) || long_rope || left_out || tensor.name == "rope_freqs.weight") continue;
     file_.refuse(fmt::format("tensor '{}' has no meaning in a {} model of {} layers that is supported here",
                              tensor.name, model_.config_.architecture, model_.config_.layers));
   }
@@ -414,7 +471,7 @@ std::uint64_t Model::packed_bytes(const GgufFile& file, Precision precision, con
   const bool own_head = file.find_tensor(kOwnHead) != nullptr;
   const auto element = static_cast<std::uint64_t>(precision_bytes(row_precision(precision)));
   const auto packed = [&](const Tensor& tensor) -> std::uint64_t {
-    if (tensor.dims.size() < 2) return 0;
+    if (tensor.dims.size() < 2 || tensor.name.ends_with(".ssm_conv1d.weight")) return 0;
     if (tensor.name.ends_with(".attn_k_b.weight")) {  // turned, and packed
       return static_cast<std::uint64_t>(tensor.dims[0] * tensor.rows()) * (sizeof(float) + element);
     }

@@ -24,6 +24,14 @@ struct Expert {
   std::vector<float> down_bias;     ///< [width]
 };
 
+/// Of a recurrent layer, beside its projections.
+struct DeltaWeights {
+  std::vector<float> convolution;  ///< [taps][channels], the oldest token first
+  std::vector<float> rate;       ///< [value_heads] below 0: decay = exp(rate * ln(1 + exp(step + step_bias)))
+  std::vector<float> step_bias;  ///< [value_heads]
+  std::vector<float> norm;       ///< [d]: of a head's output
+};
+
 /// The weights of one layer; empty where the model has none.
 struct LayerWeights {
   std::vector<float> attention_norm;        ///< [width]
@@ -34,12 +42,15 @@ struct LayerWeights {
   std::vector<float> attention_after_norm;  ///< [width]: of what attention adds to the residual stream
   std::vector<float> mlp_norm;              ///< [width]
   std::vector<float> mlp_after_norm;        ///< [width]: of what the feed-forward part adds to it
-  std::unique_ptr<Projection> qkv;          ///< width -> all query rows, all key rows, all value rows
+  /// width -> all query rows, all key rows, all value rows, and where attention is gated, those of the gate; of a recurrent
+  /// layer: queries, keys and values, the gate of its output, beta and step of each value head.
+  std::unique_ptr<Projection> qkv;
   std::unique_ptr<Projection> latent;  ///< width -> latent row, rotated elements of a key; qkv: queries alone
   std::unique_ptr<Projection>
-      latent_up;                        ///< latent row -> the other elements of all key rows, all value rows
-  std::vector<float> latent_norm;       ///< [latent]
-  std::unique_ptr<Projection> output;   ///< heads * d_value -> width
+      latent_up;                   ///< latent row -> the other elements of all key rows, all value rows
+  std::vector<float> latent_norm;  ///< [latent]
+  std::unique_ptr<Projection>
+      output;  ///< heads * d_value -> width; of a recurrent layer value_heads * d -> width
   std::unique_ptr<Projection> gate_up;  ///< width -> kGateRows rows of gate, as many of up, and so on
   std::unique_ptr<Projection> down;     ///< feed_forward -> width
   std::unique_ptr<Projection> router;   ///< width -> experts, in F32
@@ -48,6 +59,7 @@ struct LayerWeights {
   Expert shared;                        ///< that all rows take beside those
   std::vector<float> shared_gate;       ///< [width]
   std::vector<float> sinks;             ///< [heads]
+  DeltaWeights delta;
 };
 
 /// The layer that a tensor of this name belongs to, -1 where the name says no number; none where it is of the whole model.

@@ -14,6 +14,10 @@ std::int64_t ModelConfig::windowed_layers() const {
   return std::ranges::count_if(layer_specs, [](const LayerSpec& layer) { return layer.window > 0; });
 }
 
+std::int64_t ModelConfig::recurrent_layers() const {
+  return std::ranges::count_if(layer_specs, &LayerSpec::recurrent);
+}
+
 GgufFile open_model_file(const std::string& path, std::span<const Replacement> replacements) {
   GgufFile file = GgufFile::open(path);
   for (const Replacement& one : replacements) {

@@ -30,6 +30,21 @@ struct LayerSpec {
   std::int64_t window = 0;  ///< keys that a token sees, itself among them; 0: all
   int rotation = 0;         ///< index into ModelConfig::rotations, or kNotRotated
   bool dense = false;       ///< one feed-forward part for all rows, in a model with experts
+  bool recurrent = false;   ///< a state of fixed size in place of attention (DeltaShape)
+};
+
+/// Layers of the gated delta rule (Yang et al., 2024): for each head a matrix S of d x d, which a token decays and corrects:
+/// S = decay S + k (beta (v - k (decay S))), and reads as q S.
+struct DeltaShape {
+  static constexpr std::int64_t kMostTaps = 16;
+  std::int64_t key_heads = 0;    ///< of queries and keys; value head h takes key head h % key_heads
+  std::int64_t value_heads = 0;  ///< 0: the model has no such layers
+  std::int64_t d = 0;            ///< of a row of queries, keys or values
+  std::int64_t taps = 0;         ///< tokens of the convolution that comes before, the newest among them
+  /// Of queries, keys and values, which go through the convolution.
+  [[nodiscard]] std::int64_t channels() const { return (2 * key_heads + value_heads) * d; }
+  /// Of a layer: rows of the convolution, then the matrices.
+  [[nodiscard]] std::int64_t state_floats() const { return (taps - 1) * channels() + value_heads * d * d; }
 };
 
 /// The shape of a model and the constants of its forward pass.
@@ -85,11 +100,16 @@ struct ModelConfig {
   /// Width of the row that a layer makes all heads' keys and values of, and their values, after its norm; the rotated
   /// elements come from the residual row, the same for all heads. 0: keys and values come from the residual row.
   std::int64_t latent = 0;
-  bool fused_qkv = false;   ///< queries, keys and values stand in one tensor
-  bool fused_gate = false;  ///< gate and up stand in one tensor, the gate first
+  DeltaShape delta;                  ///< of recurrent layers
+  std::int64_t left_out_blocks = 0;  ///< behind the last layer, whose tensors are not read
+  bool gated_attention = false;  ///< rows of attention are multiplied by a sigmoid, of a projection as wide
+  bool fused_qkv = false;        ///< queries, keys and values stand in one tensor
+  bool fused_gate = false;       ///< gate and up stand in one tensor, the gate first
 
   /// Layers whose tokens see a window alone.
   [[nodiscard]] std::int64_t windowed_layers() const;
+  /// Layers that keep no rows.
+  [[nodiscard]] std::int64_t recurrent_layers() const;
   /// Of all feed-forward parts.
   [[nodiscard]] std::int64_t widest_feed_forward() const;
 };

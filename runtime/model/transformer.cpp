@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "headwater/testing/sabotage.hpp"
 #include "optimized/threads/team.hpp"
 #include "runtime/model/kernels/tile_kernels.hpp"
+#include "runtime/model/recurrent_session.hpp"
 #include "runtime/model/sinks.hpp"
 
 namespace headwater::runtime {
@@ -31,7 +33,7 @@ std::size_t bytes(std::int64_t rows, std::int64_t width, std::int64_t element = 
 Shape session_shape(const Model& model, const TransformerOptions& options) {
   const ModelConfig& config = model.config();
   Shape shape;
-  shape.n_layer = static_cast<std::int64_t>(model.layers().size());
+  shape.n_layer = static_cast<std::int64_t>(model.layers().size()) - config.recurrent_layers();
   shape.n_head = config.heads;
   shape.n_head_kv = config.heads_kv;
   shape.d_head = config.d_head;
@@ -84,14 +86,24 @@ Transformer::Transformer(std::shared_ptr<const Model> model, const TransformerOp
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("slots is {}; allowed: 1 .. {}", options.slots, kMostSlots));
   }
+  if (relay_ && model_->config().recurrent_layers() > 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "a model with recurrent layers runs in one process; allowed: no other parts");
+  }
+  place_layers();
   Options attention = options.attention;
   if (!attention.parallel_for) attention.parallel_for = lend_threads;
   const ModelPart& part = model_->part();
   attention.dense_layers.clear();
   for (const std::int64_t layer : options.attention.dense_layers) {
-    if (part.has_layer(layer))
-      attention.dense_layers.push_back(
-          layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first));
+    if (!part.has_layer(layer)) continue;
+    std::int64_t own = layer - (HEADWATER_SABOTAGE("runtime.parts.layer_of_the_whole") ? 0 : part.first);
+    if (model_->config().recurrent_layers() > 0 &&
+        own < std::ssize(places_)) {  // else the session refuses it
+      if (model_->config().layer_specs[static_cast<std::size_t>(layer)].recurrent) continue;
+      own = place_of(own);
+    }
+    attention.dense_layers.push_back(own);
   }
   describe_attention(attention);
   session_shape_ = session_shape(*model_, options);
@@ -110,13 +122,42 @@ Transformer::Transformer(Transformer& from, int slot)
       session_shape_(from.session_shape_),
       session_options_(from.session_options_) {
   from.refuse_parts("forked");
+  place_layers();
   sessions_.push_back(from.session(slot).fork());
   take_workspaces();
+}
+
+void Transformer::place_layers() {
+  const ModelConfig& config = model_->config();
+  std::int64_t next[2] = {};
+  for (std::int64_t i = 0; i < std::ssize(model_->layers()); ++i) {
+    const LayerSpec& spec = config.layer_specs[static_cast<std::size_t>(model_->part().first + i)];
+    places_.push_back(next[spec.recurrent ? 1 : 0]++);
+  }
+}
+
+std::int64_t Transformer::place_of(std::int64_t layer) const {
+  return places_[static_cast<std::size_t>(layer)];
+}
+
+std::size_t Transformer::state_floats() const {
+  const ModelConfig& config = model_->config();
+  return static_cast<std::size_t>(config.recurrent_layers() * config.delta.state_floats());
 }
 
 void Transformer::take_workspaces() {
   const ModelConfig& config = model_->config();
   options_ = session().options();
+  if (config.recurrent_layers() > 0) {  // they are numbered as the model's
+    for (std::int64_t& layer : options_.dense_layers) {
+      const auto model_layer = [&](std::int64_t i) {
+        return !config.layer_specs[static_cast<std::size_t>(i)].recurrent && place_of(i) == layer;
+      };
+      std::int64_t i = 0;
+      while (!model_layer(i)) ++i;
+      layer = i;
+    }
+  }
   active_.reserve(sessions_.size());
   calls_.resize(sessions_.size());
   ids_.reserve(sessions_.size());
@@ -124,6 +165,7 @@ void Transformer::take_workspaces() {
   threads_ = effective.threads;
   max_step_ = std::min(effective.batch, session_shape_.capacity);
   qkv_width_ = (config.heads + config.heads_kv) * config.d_head + config.heads_kv * config.d_value;
+  if (config.gated_attention) qkv_width_ += config.heads * config.d_value;
   const std::int64_t most = std::max<std::int64_t>(max_step_, slots());
   const std::int64_t rows = workspace_rows();
   const std::int64_t element = precision_bytes(model_->precision());
@@ -135,7 +177,13 @@ void Transformer::take_workspaces() {
       kStripColumns % config.d_head == 0 && config.head_norms != HeadNorms::together && config.latent == 0;
   qkv_ = AlignedBuffer(bytes(bf16_rows_ && heads_in_tiles_ ? slots() : most, qkv_width_));
   if (bf16_rows_) narrow_ = AlignedBuffer(bytes(most, qkv_width_, sizeof(std::uint16_t)));
-  attended_ = AlignedBuffer(bytes(rows, config.heads * config.d_value, element));
+  const DeltaShape& delta = config.delta;
+  const std::int64_t inner = delta.value_heads * delta.d;
+  attended_ = AlignedBuffer(bytes(rows, std::max(config.heads * config.d_value, inner), element));
+  if (delta.value_heads > 0) {
+    delta_ = AlignedBuffer(bytes(most, delta.channels() + inner + 2 * delta.value_heads));
+    mixed_ = AlignedBuffer(bytes(most, delta.channels()));
+  }
   hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
   if (config.norms_after || config.experts > 0) branch_ = AlignedBuffer(bytes(rows, config.width));
   if (config.experts > 0) {
@@ -184,8 +232,8 @@ std::int64_t Transformer::prefill_step(std::int64_t done, std::int64_t n, bool o
 std::uint64_t Transformer::workspace_bytes() const {
   std::uint64_t total = 0;
   for (const AlignedBuffer* buffer :
-       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &hidden_, &branch_, &routed_, &gathered_,
-        &rotation_, &latent_, &latent_normed_, &expanded_}) {
+       {&residual_, &normed_, &qkv_, &narrow_, &attended_, &delta_, &mixed_, &hidden_, &branch_, &routed_,
+        &gathered_, &rotation_, &latent_, &latent_normed_, &expanded_}) {
     total += buffer->size();
   }
   for (const ProjectionScratch& one : scratch_) total += one.memory.size();
@@ -234,12 +282,16 @@ Options Transformer::session_options(const PromptRule& rule) const {
 }
 
 std::unique_ptr<Session> Transformer::open_session(const PromptRule& rule) const {
+  if (state_floats() > 0)
+    return RecurrentEngine(engine_, state_floats()).open(session_shape_, session_options(rule));
   return engine_.open(session_shape_, session_options(rule));
 }
 
 std::unique_ptr<Session> Transformer::load_session(const std::string& path, const std::string& fingerprint,
                                                    const PromptRule& rule) const {
-  return load(engine_, session_shape_, session_options(rule), path, fingerprint);
+  const RecurrentEngine recurrent(engine_, state_floats());
+  const Engine& engine = state_floats() > 0 ? recurrent : engine_;
+  return load(engine, session_shape_, session_options(rule), path, fingerprint);
 }
 
 void Transformer::refuse_parts(const char* what) const {
@@ -675,8 +727,8 @@ void Transformer::attend(std::int64_t layer, std::int64_t n) {
   for (std::size_t i = 0; i < active_.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
     SequenceCall& call = calls_[i];
-    call.session = active_[i];
-    call.layer = layer;
+    call.session = &rows_of(*active_[i]);
+    call.layer = place_of(layer);
     call.q = rows_at(0, config.d_head, row);
     call.k = rows_at(keys, config.d_head, row);
     call.v = rows_at(values, config.d_value, row);
@@ -688,7 +740,7 @@ void Transformer::attend(std::int64_t layer, std::int64_t n) {
     return;
   }
   const SequenceCall& call = calls_.front();
-  call.session->attend(layer, call.q, call.k, call.v, call.out);
+  call.session->attend(call.layer, call.q, call.k, call.v, call.out);
 }
 
 double Transformer::selection_seconds() const {
@@ -795,8 +847,16 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   Stopwatch watch;
   norm(residual_.floats(), layer.attention_norm, n);
   watch.lap(times_.other);
+  spec.recurrent ? run_recurrent(layer, index, n) : run_attention(layer, spec, index, n);
+  show(LayerView::Stage::middle, index, n);
+  layer.experts.empty() ? run_feed_forward(layer, n) : run_experts(layer, n);
+  show(LayerView::Stage::output, index, n);
+}
+
+void Transformer::run_attention(const LayerWeights& layer, const LayerSpec& spec, std::int64_t index,
+                                std::int64_t n) {
   project_heads(layer, spec, n);
-  watch = Stopwatch();
+  Stopwatch watch;
   const double selected = selection_seconds();
   attend(index, n);
   watch.lap(times_.attention);
@@ -804,10 +864,158 @@ void Transformer::run_layer(std::int64_t index, std::int64_t n) {
   times_.attention -= spent;
   times_.selection += spent;
   times_.selection_apart = session().stage_seconds().selection >= 0;
+  if (model_->config().gated_attention) gate_attended(n);
   add_projected(*layer.output, attended_.data(), n, layer.output_bias, layer.attention_after_norm);
-  show(LayerView::Stage::middle, index, n);
-  layer.experts.empty() ? run_feed_forward(layer, n) : run_experts(layer, n);
-  show(LayerView::Stage::output, index, n);
+}
+
+/// attended_ times a sigmoid of the gate, which stands behind the values.
+void Transformer::gate_attended(std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const Kernels& loops = kernels();
+  const std::int64_t width = config.heads * config.d_value;
+  const Rows gates = rows_at(qkv_width_ - width, width);
+  Stopwatch watch;
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    constexpr std::int64_t kRun = 32;
+    float gate[kRun];
+    float rows[kRun];
+    const auto wide = [](const std::uint16_t* from, std::int64_t count, float* to) {
+      for (std::int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<float>(std::uint32_t{from[i]} << 16U);
+    };
+    for (std::int64_t first = 0; first < width; first += kRun) {
+      const std::int64_t count = std::min(kRun, width - first);
+      const std::int64_t at = row * qkv_width_ + first;
+      if (gates.type == DType::bf16) {
+        wide(static_cast<const std::uint16_t*>(gates.data) + at, count, gate);
+      } else {
+        std::copy_n(static_cast<const float*>(gates.data) + at, count, gate);
+      }
+      if (!rounded()) {
+        loops.sigmoid_gate(gate, count, attended_.floats() + row * width + first);
+        continue;
+      }
+      auto* const narrow = reinterpret_cast<std::uint16_t*>(attended_.data()) + row * width + first;
+      wide(narrow, count, rows);
+      loops.sigmoid_gate(gate, count, rows);
+      loops.to_bf16(rows, count, narrow);
+    }
+  });
+  watch.lap(times_.other);
+}
+
+float* Transformer::state_of(std::int64_t layer, std::int64_t row) const {
+  Session& session = *active_[few_ ? static_cast<std::size_t>(row) : 0];
+  return dynamic_cast<RecurrentSession&>(session).states() +
+         place_of(layer) * model_->config().delta.state_floats();
+}
+
+void Transformer::run_recurrent(const LayerWeights& layer, std::int64_t index, std::int64_t n) {
+  const ModelConfig& config = model_->config();
+  const DeltaShape& delta = config.delta;
+  const Kernels& loops = kernels();
+  const std::int64_t inner = delta.value_heads * delta.d;
+  const std::int64_t channels = delta.channels();
+  const std::int64_t width = layer.qkv->width();
+  Stopwatch watch;
+  project(*layer.qkv, normed_.data(), n, StoreSink(delta_.floats(), width, {}));
+  watch.lap(times_.projections);
+  for (std::int64_t row = 0; row < (few_ ? n : 1); ++row)
+    (void)state_of(index, row);  // no fork's from now on
+  convolve(layer, index, n);
+  apply_delta_rule(index, n);
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const gate = delta_.floats() + row * width + channels;
+    float* const out = mixed_.floats() + row * channels + channels - inner;
+    for (std::int64_t h = 0; h < delta.value_heads; ++h)
+      loops.rms_norm(out + h * delta.d, layer.delta.norm.data(), delta.d, config.norm_epsilon,
+                     out + h * delta.d);
+    loops.silu_gate(gate, inner, out);
+    if (rounded()) {
+      loops.to_bf16(out, inner, reinterpret_cast<std::uint16_t*>(attended_.data()) + row * inner);
+    } else {
+      std::copy_n(out, inner, attended_.floats() + row * inner);
+    }
+  });
+  watch.lap(times_.attention);
+  add_projected(*layer.output, attended_.data(), n, {}, {});
+}
+
+/// From delta_ to mixed_: the convolution of a row and those before it, norms of queries and keys; in delta_ beta and step become
+/// what the delta rule takes. Then the newest rows are kept.
+void Transformer::convolve(const LayerWeights& layer, std::int64_t index, std::int64_t n) {
+  const DeltaShape& delta = model_->config().delta;
+  const Kernels& loops = kernels();
+  const std::int64_t channels = delta.channels();
+  const std::int64_t width = layer.qkv->width();
+  const std::int64_t before = delta.taps - 1;
+  const auto row_at = [&](const float* kept, std::int64_t row) {
+    return row < 0 ? kept + (before + row) * channels : delta_.floats() + row * width;
+  };
+  // x / sqrt(sum x^2 + 1e-6), of queries over sqrt(d), too.
+  const auto d = static_cast<float>(delta.d);
+  const float epsilon = 1e-6F / d;
+  const std::vector<float> of_queries(static_cast<std::size_t>(delta.d), 1 / d);
+  const std::vector<float> of_keys(static_cast<std::size_t>(delta.d), 1 / std::sqrt(d));
+  for_each_row(threads_, n, [&](std::int64_t row) {
+    const float* const kept = state_of(index, row);
+    std::array<const float*, DeltaShape::kMostTaps> rows{};
+    for (std::int64_t t = 0; t <= before; ++t) {
+      const std::int64_t back = before - t;
+      rows.at(static_cast<std::size_t>(t)) =
+          few_ && back > 0 ? kept + t * channels : row_at(kept, row - back);
+    }
+    float* const mixed = mixed_.floats() + row * channels;
+    loops.convolve_silu(rows.data(), layer.delta.convolution.data(), delta.taps, channels, mixed);
+    for (std::int64_t h = 0; h < 2 * delta.key_heads; ++h) {
+      const std::vector<float>& weight = h < delta.key_heads ? of_queries : of_keys;
+      loops.rms_norm(mixed + h * delta.d, weight.data(), delta.d, epsilon, mixed + h * delta.d);
+    }
+    float* const beta = delta_.floats() + row * width + width - 2 * delta.value_heads;
+    float* const step = beta + delta.value_heads;
+    for (std::int64_t h = 0; h < delta.value_heads; ++h) {
+      const auto head = static_cast<std::size_t>(h);
+      const double x = double{step[h]} + double{layer.delta.step_bias[head]};
+      const double softplus = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+      step[h] = static_cast<float>(std::exp(double{layer.delta.rate[head]} * softplus));
+      beta[h] = static_cast<float>(1 / (1 + std::exp(-double{beta[h]})));
+    }
+  });
+  const auto keep = [&](float* kept, std::int64_t first, std::int64_t count) {
+    std::memmove(kept, kept + std::min(count, before) * channels,
+                 bytes(std::max(before - count, std::int64_t{0}), channels));
+    for (std::int64_t t = std::max(std::int64_t{0}, before - count); t < before; ++t)
+      std::copy_n(delta_.floats() + (first + count - before + t) * width, channels, kept + t * channels);
+  };
+  if (!few_) return keep(state_of(index, 0), 0, n);
+  for (std::int64_t row = 0; row < n; ++row) keep(state_of(index, row), row, 1);
+}
+
+/// In mixed_, values become what is read. Tokens of a conversation go one after the other; heads, and columns of their matrices, do
+/// not depend on each other.
+void Transformer::apply_delta_rule(std::int64_t index, std::int64_t n) {
+  const DeltaShape& delta = model_->config().delta;
+  const Kernels& loops = kernels();
+  const std::int64_t channels = delta.channels();
+  const std::int64_t width = channels + delta.value_heads * (delta.d + 2);
+  const std::int64_t columns = delta.d % kWideDeltaColumns == 0 ? kWideDeltaColumns : kDeltaColumns;
+  const std::int64_t blocks = delta.value_heads * delta.d / columns;
+  const std::int64_t sequences = few_ ? n : 1;
+  parallel_tasks(threads_, sequences * blocks, [&](std::int64_t task, int) {
+    const std::int64_t block = task % blocks;
+    const std::int64_t first = few_ ? task / blocks : 0;
+    const std::int64_t end = few_ ? first + 1 : n;
+    const std::int64_t head = block * columns / delta.d;
+    float* const matrix = state_of(index, first) + (delta.taps - 1) * channels + block * delta.d * columns;
+    for (std::int64_t row = first; row < end; ++row) {
+      float* const mixed = mixed_.floats() + row * channels;
+      const float* const beta = delta_.floats() + row * width + width - 2 * delta.value_heads;
+      const float* const query = mixed + head % delta.key_heads * delta.d;
+      loops.delta_step(
+          matrix, delta.d, columns,
+          {query + delta.key_heads * delta.d, query, mixed + 2 * delta.key_heads * delta.d + block * columns,
+           beta[delta.value_heads + head], beta[head]});
+    }
+  });
 }
 
 void Transformer::logits(std::int64_t first, std::int64_t count, std::span<float> out) {

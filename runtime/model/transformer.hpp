@@ -134,6 +134,8 @@ class Transformer {
   [[nodiscard]] const Session& session(int slot = 0) const {
     return *sessions_[static_cast<std::size_t>(slot)];
   }
+  /// Layers before this one of its kind, attention or recurrent: its number in a session, or among the states.
+  [[nodiscard]] std::int64_t place_of(std::int64_t layer) const;
   [[nodiscard]] const Engine& engine() const { return engine_; }
   [[nodiscard]] const Model& model() const { return *model_; }
   [[nodiscard]] const PhaseTimes& times() const { return times_; }
@@ -144,6 +146,7 @@ class Transformer {
  private:
   class Stopwatch;
   class HeadSink;
+  void place_layers();
   /// Memory for steps of the sessions that are there.
   void take_workspaces();
   /// Of the buffers with padding. Rows of decode steps of one token are F32: each takes the room of two of BF16.
@@ -153,6 +156,8 @@ class Transformer {
   /// What blocks read after a step's last row is never used, but must not be uninitialised.
   void initialise_rows(std::int64_t rows);
   void describe_attention(Options& attention) const;
+  /// Of states of recurrent layers, 0 where there are none.
+  [[nodiscard]] std::size_t state_floats() const;
   [[nodiscard]] Options session_options(const PromptRule& rule) const;
   /// Where other parts of the model have sessions of their own, which nobody asks here.
   void refuse_parts(const char* what) const;
@@ -192,6 +197,14 @@ class Transformer {
   /// Keys and values of latent rows, to their places beside the queries.
   void expand_latent(const LayerWeights& layer, std::int64_t n);
   void project_heads(const LayerWeights& layer, const LayerSpec& spec, std::int64_t n);
+  /// From normed_ to the residual stream.
+  void run_attention(const LayerWeights& layer, const LayerSpec& spec, std::int64_t index, std::int64_t n);
+  void gate_attended(std::int64_t n);
+  void run_recurrent(const LayerWeights& layer, std::int64_t index, std::int64_t n);
+  /// The state of a recurrent layer of the row's conversation.
+  [[nodiscard]] float* state_of(std::int64_t layer, std::int64_t row) const;
+  void convolve(const LayerWeights& layer, std::int64_t index, std::int64_t n);
+  void apply_delta_rule(std::int64_t index, std::int64_t n);
   void attend(std::int64_t layer, std::int64_t n);
   [[nodiscard]] double selection_seconds() const;
   /// Whether rows go through the layers in the model's precision, or as few rows of F32.
@@ -215,6 +228,7 @@ class Transformer {
   const Engine& engine_;
   Shape session_shape_;
   Options session_options_;
+  std::vector<std::int64_t> places_;                // place_of()
   std::vector<std::unique_ptr<Session>> sessions_;  // of the slots
   std::vector<Session*> active_;                    // of the last step
   std::vector<SequenceCall> calls_;                 // decode(): of one layer
@@ -239,8 +253,10 @@ class Transformer {
   AlignedBuffer latent_;         // [n][latent and rotated elements] F32
   AlignedBuffer latent_normed_;  // [n + padding][latent], precision or F32
   AlignedBuffer expanded_;       // [n][what latent_up makes] F32
-  AlignedBuffer attended_;       // [n + padding][heads * d_value], precision or F32
-  AlignedBuffer hidden_;         // [n + padding][the widest feed-forward part], the same
+  AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32; or heads of a recurrent layer
+  AlignedBuffer delta_;     // [n][columns of a recurrent layer's qkv] F32
+  AlignedBuffer mixed_;     // [n][its channels] F32, after the convolution; values become outputs
+  AlignedBuffer hidden_;    // [n + padding][the widest feed-forward part], the same
   AlignedBuffer
       branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
   AlignedBuffer routed_;    // [n][experts] F32: the router's logits

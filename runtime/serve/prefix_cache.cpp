@@ -224,6 +224,7 @@ bool PrefixCache::replaces(std::span<const std::int32_t> ids, const Origin& orig
 
 bool PrefixCache::whole_only(const PromptRule& rule) const {
   const EffectiveOptions& options = transformer_.options();
+  if (transformer_.model().config().recurrent_layers() > 0) return true;
   return options.sparse && !rule.dense && rule.select.value_or(options.select) == Select::h2o;
 }
 

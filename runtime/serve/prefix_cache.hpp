@@ -141,7 +141,7 @@ class PrefixCache {
   using Place = std::list<Entry>::iterator;
 
   [[nodiscard]] Place with_ids(std::span<const std::int32_t> ids);
-  /// Rule h2o: sessions can be used as they are only (STATE-10).
+  /// Rule h2o (STATE-10), and models with recurrent layers: sessions can be used as they are only.
   [[nodiscard]] bool whole_only(const PromptRule& rule) const;
   [[nodiscard]] bool replaces(std::span<const std::int32_t> ids, const Origin& origin,
                               const Entry& other) const;

@@ -387,7 +387,9 @@ void Scheduler::begin(Slot& slot, const Queued& queued) {
 void Scheduler::observe(Slot& slot) {
   Session& session = transformer_.session(slot.talk.slot());
   std::vector<std::int64_t> windows;
-  for (const LayerSpec& layer : transformer_.model().config().layer_specs) windows.push_back(layer.window);
+  for (const LayerSpec& layer : transformer_.model().config().layer_specs) {
+    if (!layer.recurrent) windows.push_back(layer.window);
+  }
   slot.atlas = std::make_shared<PromptAtlas>(session.shape(), std::move(windows), std::ssize(slot.ids));
   session.set_observer([atlas = slot.atlas](const ChunkRecord& record) { atlas->add(record); });
 }

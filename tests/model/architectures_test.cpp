@@ -35,7 +35,8 @@ constexpr const char* kOfTransformers[] = {
     ARCHITECTURES "/olmo2",      ARCHITECTURES "/phi3-window",   ARCHITECTURES "/phi3-long",
     ARCHITECTURES "/phi3-short", ARCHITECTURES "/qwen3moe",      ARCHITECTURES "/mixtral",
     ARCHITECTURES "/granitemoe", ARCHITECTURES "/gpt-oss",       ARCHITECTURES "/cohere2",
-    ARCHITECTURES "/mistral3",   ARCHITECTURES "/qwen2moe",      ARCHITECTURES "/deepseek2"};
+    ARCHITECTURES "/mistral3",   ARCHITECTURES "/qwen2moe",      ARCHITECTURES "/deepseek2",
+    ARCHITECTURES "/qwen35",     ARCHITECTURES "/qwen35-wide"};
 
 /// Another order of sums, and other roundings: so many times what numpy or transformers in float32 is off.
 constexpr double kSlack = 8;

@@ -44,7 +44,7 @@ TEST(ModelConfig, RefusesByName) {
     std::function<void(TinyFile&)> change = [](TinyFile&) {};
   };
   const std::vector<Case> cases = {
-      {"general.architecture is 'gpt2'; allowed: qwen3, qwen3moe, qwen2, llama, gpt-oss, gemma3",
+      {"general.architecture is 'gpt2'; allowed: qwen3, qwen3moe, qwen35, qwen2, llama, gpt-oss, gemma3",
        {},
        [](TinyFile& t) { t.architecture = "gpt2"; }},
       {"blk.0.post_attention_norm.weight", {}, [](TinyFile& t) { t.architecture = "gemma3"; }},
@@ -386,6 +386,50 @@ TEST(ModelConfig, RefusesWhatLatentAttentionCannotBe) {
                           {"rope.scaling.yarn_log_multiplier", -0.5, "is -0.5; allowed: a number > 0"}}) {
     EXPECT_THAT(message(one), AllOf(HasSubstr(std::string("deepseek2.")), HasSubstr(one.said))) << one.key;
   }
+}
+
+TEST(ModelConfig, RefusesWhatRecurrentLayersCannotBe) {
+  const Values sizes = {{"ssm.conv_kernel", 4},    {"ssm.state_size", 16}, {"ssm.group_count", 2},
+                        {"ssm.time_step_rank", 4}, {"ssm.inner_size", 64}, {"full_attention_interval", 2}};
+  struct Case {
+    const char* key;
+    std::int64_t value;
+    const char* said;
+  };
+  const auto message = [&](const Case& one) {
+    Values metadata = sizes;
+    metadata[one.key] = one.value;
+    return config_refusal(tiny_file("qwen35", metadata));
+  };
+  for (const Case& one :
+       {Case{"ssm.conv_kernel", 1, "is 1; allowed: 2 .. 16"},
+        {"ssm.conv_kernel", 17, "is 17; allowed: 2 .. 16"},
+        {"ssm.state_size", 0, "is 0; allowed: 16 .. 1024"},
+        {"ssm.state_size", 24, "is 24; allowed: multiples of 16"},
+        {"ssm.state_size", 4294967295, "is 4294967295; allowed: 16 .. 1024"},
+        {"ssm.state_size", 32, "ssm.inner_size is 64; allowed: 128, heads of values times"},
+        {"ssm.group_count", 0, "is 0; allowed: 1 .. 1024"},
+        {"ssm.group_count", 3, "ssm.time_step_rank is 4; allowed: multiples of the 3 of"},
+        {"ssm.time_step_rank", 1025, "is 1025; allowed: 1 .. 1024"},
+        {"full_attention_interval", 0, "is 0; allowed: 1 .. 65536"},
+        {"full_attention_interval", 3, "all 2 layers are recurrent; allowed: one or more with"},
+        {"nextn_predict_layers", 2, "is 2; allowed: 0 .. 1"}}) {
+    EXPECT_THAT(message(one), HasSubstr(one.said)) << one.key;
+  }
+  for (const auto& [key, value] : sizes) {
+    Values metadata = sizes;
+    metadata.erase(key);
+    if (key != "full_attention_interval") {
+      EXPECT_THAT(config_refusal(tiny_file("qwen35", metadata)), HasSubstr(key)) << key;
+    }
+  }
+  const ModelConfig config = config_of(tiny_file("qwen35", sizes));
+  EXPECT_TRUE(config.layer_specs[0].recurrent);
+  EXPECT_FALSE(config.layer_specs[1].recurrent);
+  EXPECT_EQ(config.delta.channels(), 128);
+  EXPECT_EQ(config.delta.state_floats(), 3 * 128 + 4 * 16 * 16);
+  EXPECT_THAT(config_refusal(tiny_file("qwen3", {{"nextn_predict_layers", 1}})),
+              HasSubstr("predict further tokens"));
 }
 
 TEST(ModelConfig, ReadsDeepseek2) {

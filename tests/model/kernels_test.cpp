@@ -215,6 +215,82 @@ TEST(Kernels, AllFiniteSeesEveryPlace) {
   }
 }
 
+// Some tokens, so that a state that is decayed too late, or read before it is corrected, shows.
+TEST(Kernels, DeltaRuleIsItsDefinition) {
+  for (const std::int64_t d : {16, 48, 64, 128, 192, 1024}) {
+    const std::int64_t columns = d % kWideDeltaColumns == 0 ? kWideDeltaColumns : kDeltaColumns;
+    const auto size = static_cast<std::size_t>(d);
+    for (const Kernels* table : tables()) {
+      std::vector<float> state(static_cast<std::size_t>(d * columns));
+      std::vector<float> baseline(state.size());
+      std::vector<double> wanted(state.size());
+      for (unsigned token = 0; token < 4; ++token) {
+        const auto key = normal(size, 10 + token, 1 / std::sqrt(static_cast<float>(d)));
+        const auto query = normal(size, 20 + token);
+        auto value = normal(static_cast<std::size_t>(columns), 30 + token);
+        auto other = value;
+        const float decay = 0.6F + 0.1F * static_cast<float>(token);
+        const float beta = 0.7F;
+        for (std::int64_t j = 0; j < columns; ++j) {
+          double known = 0;
+          double read = 0;
+          const auto at = [&](std::size_t i) -> double& {
+            return wanted[i * static_cast<std::size_t>(columns) + static_cast<std::size_t>(j)];
+          };
+          for (std::size_t i = 0; i < size; ++i) known += double{key[i]} * (at(i) *= double{decay});
+          const double correction = double{beta} * (double{value[static_cast<std::size_t>(j)]} - known);
+          for (std::size_t i = 0; i < size; ++i)
+            read += double{query[i]} * (at(i) += double{key[i]} * correction);
+          other[static_cast<std::size_t>(j)] = static_cast<float>(read);
+        }
+        auto same = value;
+        table->delta_step(state.data(), d, columns, {key.data(), query.data(), value.data(), decay, beta});
+        kKernelsBaseline.delta_step(baseline.data(), d, columns,
+                                    {key.data(), query.data(), same.data(), decay, beta});
+        EXPECT_TRUE(value == same && state == baseline) << table->isa << " " << d;
+        for (std::size_t j = 0; j < value.size(); ++j)
+          ASSERT_NEAR(value[j], other[j], 1e-6 * static_cast<double>(d)) << d << " " << token;
+      }
+    }
+  }
+}
+
+TEST(Kernels, GatesAndConvolutionAreTheirDefinitions) {
+  const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
+  for (const std::int64_t n : {1, 31, 96, 8192}) {
+    const auto size = static_cast<std::size_t>(n);
+    const auto gate = normal(size, 40, 4.0F);
+    const auto x = normal(size, 41);
+    for (const Kernels* table : tables()) {
+      auto by_sigmoid = x;
+      auto by_silu = x;
+      table->sigmoid_gate(gate.data(), n, by_sigmoid.data());
+      table->silu_gate(gate.data(), n, by_silu.data());
+      for (std::size_t i = 0; i < size; ++i) {
+        const double g = gate[i];
+        ASSERT_NEAR(by_sigmoid[i], x[i] / (1 + std::exp(-g)), 1e-6 * (1 + std::fabs(x[i])));
+        ASSERT_NEAR(by_silu[i], x[i] * silu(g), 3e-6 * (1 + std::fabs(g * x[i])));
+      }
+      for (const std::int64_t taps : {2, 4, 16}) {
+        const auto weights = normal(size * static_cast<std::size_t>(taps), 42);
+        const auto rows = normal(size * static_cast<std::size_t>(taps), 43);
+        std::vector<const float*> at;
+        for (std::int64_t t = 0; t < taps; ++t) at.push_back(rows.data() + t * n);
+        std::vector<float> out(size);
+        std::vector<float> same(size);
+        table->convolve_silu(at.data(), weights.data(), taps, n, out.data());
+        kKernelsBaseline.convolve_silu(at.data(), weights.data(), taps, n, same.data());
+        EXPECT_TRUE(out == same) << table->isa;
+        for (std::size_t i = 0; i < size; ++i) {
+          double sum = 0;
+          for (std::size_t t = 0; t < at.size(); ++t) sum += double{weights[t * size + i]} * double{at[t][i]};
+          ASSERT_NEAR(out[i], silu(sum), 1e-5);
+        }
+      }
+    }
+  }
+}
+
 TEST(Kernels, EveryTableGivesTheSameBits) {
   for (const std::size_t size : {1U, 33U, 1000U, 12288U, 70001U}) {
     SCOPED_TRACE(size);

@@ -10,10 +10,12 @@ transformers is from that in float32. Weights are few different numbers, so that
 unpacked when the build is configured; nothing in the build runs this.
 """
 
+import contextlib
 import json
 import math
 import pathlib
 import tempfile
+from unittest import mock
 
 import gguf
 import make_fixtures
@@ -99,6 +101,22 @@ MODELS["deepseek2"] = ("deepseek2", "DeepseekV2", {
      "attention.key_length_mla": 20, "attention.value_length_mla": 10, "rope.dimension_count": 8, "rope.scaling.type": "yarn",
      "rope.scaling.factor": CONTEXT / 32, "rope.scaling.original_context_length": 32, "rope.scaling.yarn_beta_fast": 4.0,
      "rope.scaling.yarn_log_multiplier": 0.05})
+
+
+def linear(layers, interval, taps, d, keys, values, **facts):
+    """Qwen3.5 with attention in every interval'th layer, of whose heads four elements are rotated."""
+    return ("qwen35", "Qwen3_5Text", {
+        "num_hidden_layers": layers, "full_attention_interval": interval, "linear_conv_kernel_dim": taps, "linear_key_head_dim": d,
+        "linear_value_head_dim": d, "linear_num_key_heads": keys, "linear_num_value_heads": values,
+        "rope_parameters": rope(partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)},
+        {"rope.dimension_count": D // 4, "rope.dimension_sections": [1, 1, 0, 0], "ssm.conv_kernel": taps, "ssm.state_size": d,
+         "ssm.group_count": keys, "ssm.time_step_rank": values, "ssm.inner_size": values * d, "full_attention_interval": interval, **facts})
+
+
+MODELS["qwen35"] = linear(5, 2, 4, 16, 2, 4)
+# As long as matrices are worked on at once; a block behind the layers predicts a second token.
+MODELS["qwen35-wide"] = linear(2, 2, 3, 64, 1, 3, **{"attention.recurrent_layers": [True, False, False], "full_attention_interval": 1,
+                                                       "nextn_predict_layers": 1})
 ADJACENT = {"smollm3", "granite", "granitemoe", "llama", "mistral3"}  # ggml's converter turns their rows
 # Names of transformers and of ggml.
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
@@ -113,6 +131,9 @@ AFTER = {"gemma2": {"post_attention_layernorm": "post_attention_norm", "pre_feed
                     "post_feedforward_layernorm": "post_ffw_norm"},
          "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}}
 AFTER["gpt-oss"] = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+AFTER["qwen35"] = {"post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_qkv": "attn_qkv",
+                   "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+                   "linear_attn.out_proj": "ssm_out", "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm"}
 AFTER["gemma3"] = AFTER["olmo2"] = AFTER["gemma2"]
 
 
@@ -125,7 +146,7 @@ def build(kind, options, vocabulary, seed):
     config = getattr(transformers, f"{kind}Config")(**{**sizes, **options}, attn_implementation="eager",
                                                        experts_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    offset = 0.0 if not kind.startswith("Gemma") else -1.0
+    centred = kind.startswith(("Gemma", "Qwen3_5"))  # norms hold what is added to 1
     with torch.no_grad():
         for name, value in model.named_parameters():
             if value.ndim > 1 and not name.endswith("bias"):
@@ -133,9 +154,29 @@ def build(kind, options, vocabulary, seed):
                 step = 2.0 ** round(math.log2(gain / 2))
                 value.copy_((torch.randn_like(value) * gain / step).round() * step)
             else:
-                middle = 0.0 if name.endswith(("bias", "sinks")) else 1.0 + offset
+                middle = 0.0 if name.endswith(("bias", "sinks")) or (centred and "linear_attn" not in name) else 1.0
+                middle = -1.5 if name.endswith("A_log") else middle  # a state that lasts some tokens
                 value.copy_(middle + 0.2 * torch.randn_like(value))
     return model.double()
+
+
+def linear_layer(part, values, config):
+    """What ggml's converter does with a part of a linear layer: heads of values stand in another order, the first of every key
+    head, then the second, ..."""
+    keys, d = config.linear_num_key_heads, config.linear_key_head_dim
+
+    def tiled(values, axis, d):
+        heads = values.reshape(*values.shape[:axis], keys, -1, d, *values.shape[axis + 1:])
+        return np.ascontiguousarray(heads.swapaxes(axis, axis + 1)).reshape(values.shape)
+
+    if part in ("A_log", "dt_bias"):
+        return tiled(-np.exp(values) if part == "A_log" else values, 0, 1)
+    if part in ("in_proj_qkv", "conv1d"):
+        values = values.squeeze(1) if part == "conv1d" else values
+        return np.concatenate([values[:2 * keys * d], tiled(values[2 * keys * d:], 0, d)])
+    if part in ("in_proj_a", "in_proj_b"):
+        return tiled(values, 0, 1)
+    return values if part == "norm" else tiled(values, 1 if part == "out_proj" else 0, d)
 
 
 def write(name, arch, model, facts, words):
@@ -144,7 +185,7 @@ def write(name, arch, model, facts, words):
     config = model.config
     writer.add_name(name)
     writer.add_context_length(CONTEXT)
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + facts.get("nextn_predict_layers", 0))
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(HIDDEN)
     writer.add_head_count(HEADS)
@@ -156,7 +197,7 @@ def write(name, arch, model, facts, words):
     if "attention.layer_norm_epsilon" not in facts:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for key, value in own.items():
-        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}[type(value)]
         add(f"{arch}.{key}", value)
     make_fixtures.write_vocabulary(writer, "llama", words)
     if "long_factor" in (parameters := config.rope_parameters):
@@ -189,18 +230,26 @@ def write(name, arch, model, facts, words):
         if where.endswith("self_attn") and kind == "sinks":
             writer.add_tensor(f"blk.{where.split('.')[2]}.attn_sinks.weight", values.astype(np.float32))
             continue
+        if "linear_attn" in where:
+            values = linear_layer(kind if where.endswith("linear_attn") else where.rpartition(".")[2], values, config)
+        if where.endswith("linear_attn"):
+            at = f"blk.{where.split('.')[2]}."
+            writer.add_tensor(at + {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}[kind], values.astype(np.float32))
+            continue
         tensor = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}.get(where)
         if tensor is None:
             _, _, layer, part = where.split(".", 3)
             tensor = f"blk.{layer}." + {**NAMES, **AFTER.get(arch, {})}[part]
             if arch in ADJACENT and part in ("self_attn.q_proj", "self_attn.k_proj"):
                 values = make_fixtures.adjacent(values, HEADS if "q_proj" in part else HEADS_KV)
-        if arch.startswith("gemma") and tensor.endswith("norm"):
+        if arch.startswith(("gemma", "qwen35")) and tensor.endswith("norm") and not tensor.endswith("ssm_norm"):
             values = values + 1.0
         if tensor.endswith("ffn_gate_inp_shexp"):
             values = values[0]
-        narrow = values.ndim == 2 and not tensor.endswith("ffn_gate_inp")
+        narrow = values.ndim == 2 and not tensor.endswith(("ffn_gate_inp", "ssm_conv1d"))
         writer.add_tensor(f"{tensor}.{kind}", values.astype(np.float16 if narrow else np.float32))
+    if "nextn_predict_layers" in facts:
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.enorm.weight", np.ones(WIDTH, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -208,7 +257,10 @@ def write(name, arch, model, facts, words):
 
 
 def logits(model, ids):
-    with torch.inference_mode():
+    with torch.inference_mode(), contextlib.ExitStack() as stack:
+        if model.dtype == torch.float64 and "Qwen3_5" in type(model).__name__:  # which computes its states in F32 whatever it is
+            stack.enter_context(mock.patch.object(torch, "float32", torch.float64))
+            stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
         return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 

@@ -113,7 +113,7 @@ class BadModels(Refusals):
                 ("llama.attention.layer_norm_rms_epsilon", (F32, float("nan")), "epsilon"),
                 ("llama.attention.layer_norm_rms_epsilon", (BOOL, 1), "epsilon"),
                 ("general.architecture", (U32, 3), "general.architecture"), ("general.architecture", (TEXT, "mamba"), "mamba"),
-                ("general.architecture", (TEXT, "gpt2"), ["general.architecture is 'gpt2'", "allowed: qwen3, qwen3moe, qwen2, llama, gpt-oss, gemma3"]),
+                ("general.architecture", (TEXT, "gpt2"), ["general.architecture is 'gpt2'", "allowed: qwen3, qwen3moe, qwen35, qwen2, llama, gpt-oss, gemma3"]),
                 ("llama.rope.freq_base", (F32, float("inf")), "freq_base"), ("llama.rope.dimension_count", (U32, 99), "dimension_count"),
                 ("llama.attention.sliding_window", (U32, 64), "sliding"), ("llama.expert_count", (U32, 8), "llama.expert_used_count"),
                 ("tokenizer.ggml.model", (TEXT, "rwkv"), "tokenizer.ggml.model"),
@@ -152,7 +152,9 @@ class BadModels(Refusals):
     def test_experts_that_are_not_there(self):
         folder = pathlib.Path(os.environ["HEADWATER_ARCHITECTURES"])
         for architecture, tensor in (("qwen2moe", "blk.1.ffn_gate_inp_shexp.weight"), ("qwen2moe", "blk.0.ffn_up_shexp.weight"),
-                                     ("deepseek2", "blk.1.ffn_down_shexp.weight"), ("deepseek2", "blk.0.attn_v_b.weight")):
+                                     ("deepseek2", "blk.1.ffn_down_shexp.weight"), ("deepseek2", "blk.0.attn_v_b.weight"),
+                                     ("qwen35", "blk.0.ssm_conv1d.weight"), ("qwen35", "blk.4.ssm_norm.weight"),
+                                     ("qwen35", "blk.3.attn_q.weight")):
             whole = (folder / f"{architecture}.gguf").read_bytes()
             path = self.put(whole.replace(tensor.encode(), tensor.replace("weight", "weighs").encode()))
             self.refused("-m", path, names=f"tensor '{tensor}' is missing", program="info")

@@ -133,6 +133,8 @@ ExitCode atlas_model_command(const std::vector<std::string>& arguments) {
   const std::string text = flags->file.empty() ? flags->prompt : read_text("-f (--file)", flags->file);
   if (text.empty()) throw Failure("the text is empty; allowed: one byte or more");
   LoadedModel model(flags->model);
+  if (model.config().recurrent_layers() > 0)
+    throw Failure("-m (--model): the model has recurrent layers; allowed: one whose layers all attend");
   const auto layers = chosen_layers(*flags, model.config().layers);
   auto ids = model.tokenizer().encode(text, true, false);
   if (ids.empty()) throw Failure("the text has no token; allowed: one token or more");

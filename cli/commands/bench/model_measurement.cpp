@@ -227,7 +227,7 @@ void Bench::warm_up() {
 
 std::int64_t Bench::kv_bytes_per_token() const {
   const runtime::ModelConfig& config = model_->config();
-  return static_cast<std::int64_t>(model_->layers().size()) * config.heads_kv *
+  return (std::ssize(model_->layers()) - config.recurrent_layers()) * config.heads_kv *
          cli::stored_bytes(config.d_head + config.d_value, flags_.model.cache_type,
                            flags_.model.options.kv_bits);
 }

@@ -40,6 +40,8 @@ QkvDump::QkvDump(runtime::Transformer& transformer, std::int64_t layer, const st
     throw Failure(
         fmt::format("--dump-qkv LAYER: {} is not allowed; the model has layers 0 to {}", layer, layers - 1));
   }
+  if (transformer.model().config().layer_specs[static_cast<std::size_t>(layer)].recurrent)
+    throw Failure(fmt::format("--dump-qkv LAYER: {} is recurrent; allowed: a layer that attends", layer));
 }
 
 void QkvDump::take(const runtime::LayerView& view) {
@@ -57,6 +59,7 @@ void QkvDump::take(const runtime::LayerView& view) {
 void QkvDump::write(const std::string& steps) {
   const auto& config = transformer_.model().config();
   const Session& session = transformer_.session();
+  const std::int64_t place = transformer_.place_of(layer_);
   const DType type = session.shape().kv_type;
   const auto n = static_cast<std::uint64_t>(session.tokens());
   const auto heads_kv = static_cast<std::uint64_t>(config.heads_kv);
@@ -66,8 +69,8 @@ void QkvDump::write(const std::string& steps) {
   std::vector<float> value(static_cast<std::size_t>(config.d_value));
   for (std::int64_t t = 0; t < session.tokens(); ++t) {
     for (std::int64_t h = 0; h < config.heads_kv; ++h) {
-      session.read_key(layer_, h, t, key);
-      session.read_value(layer_, h, t, value);
+      session.read_key(place, h, t, key);
+      session.read_value(place, h, t, value);
       append_exact(keys, type, key);
       append_exact(values, type, value);
     }
@@ -82,8 +85,8 @@ void QkvDump::write(const std::string& steps) {
              {n, static_cast<std::uint64_t>(config.heads), static_cast<std::uint64_t>(config.d_head)});
   layout.add("k", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_head)});
   layout.add("v", tensor_type_of(type), {n, heads_kv, static_cast<std::uint64_t>(config.d_value)});
-  const ScoreView scores = session.scores(layer_);
-  const MemoryView memory = session.memory(layer_);
+  const ScoreView scores = session.scores(place);
+  const MemoryView memory = session.memory(place);
   const auto heads = static_cast<std::uint64_t>(config.heads);
   const bool narrow = scores.type == ScoreType::bf16;
   if (memory.count > 0) {

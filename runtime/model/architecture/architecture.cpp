@@ -8,6 +8,7 @@ namespace {
 constexpr std::array kArchitectures = {
     Architecture{"qwen3", "Qwen3, dense", describe_qwen3},
     Architecture{"qwen3moe", "Qwen3 with experts", describe_qwen3moe},
+    Architecture{"qwen35", "Qwen3.5, dense", describe_qwen35},
     Architecture{"qwen2", "Qwen2, Qwen2.5", describe_qwen2},
     Architecture{"llama", "Llama 2 and 3, Mistral, Mixtral, SmolLM2", describe_llama},
     Architecture{"gpt-oss", "gpt-oss", describe_gpt_oss},

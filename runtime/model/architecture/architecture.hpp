@@ -36,6 +36,7 @@ void describe_phi3(const Keys& keys, ModelConfig& config);
 void describe_qwen2(const Keys& keys, ModelConfig& config);
 void describe_qwen2moe(const Keys& keys, ModelConfig& config);
 void describe_qwen3(const Keys& keys, ModelConfig& config);
+void describe_qwen35(const Keys& keys, ModelConfig& config);
 void describe_qwen3moe(const Keys& keys, ModelConfig& config);
 void describe_smollm3(const Keys& keys, ModelConfig& config);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "headwater/error.hpp"
+#include "runtime/model/kernels/kernels.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
@@ -51,6 +52,8 @@ constexpr std::array kUnsupported = {
     Unsupported{"attention.max_alibi_bias", 0, "ALiBi"},
     Unsupported{"use_parallel_residual", 0, "a parallel residual stream"},
     Unsupported{"pooling_type", 0, "embedding models"},
+    Unsupported{"rope.dimension_sections", 0, "positions of several dimensions"},
+    Unsupported{"nextn_predict_layers", 0, "layers that predict further tokens"},
 };
 
 /// Keys after "<architecture>.rope.scaling." that are read, or that say nothing about the computation.
@@ -163,6 +166,53 @@ std::vector<bool> Keys::read_windows(ModelConfig& config, std::int64_t period) c
   const std::int64_t own = window < config.reach ? window : 0;  // else it holds the whole context
   for (std::size_t i = 0; i < windowed.size(); ++i) config.layer_specs[i].window = windowed[i] ? own : 0;
   return windowed;
+}
+
+void Keys::read_delta_layers(ModelConfig& config) const {
+  // Of a text all dimensions of a position are the same number.
+  asked_.emplace("rope.dimension_sections");
+  DeltaShape& delta = config.delta;
+  constexpr std::int64_t kLargest = 1024;
+  delta.taps = integer("ssm.conv_kernel", 2, DeltaShape::kMostTaps);
+  delta.d = integer("ssm.state_size", kDeltaColumns, kLargest);
+  delta.key_heads = integer("ssm.group_count", 1, kLargest);
+  delta.value_heads = integer("ssm.time_step_rank", 1, kLargest);
+  const auto refuse = [&](const char* name, std::int64_t value, const std::string& allowed) {
+    file_.refuse(fmt::format("{} is {}; allowed: {}", key(name), value, allowed));
+  };
+  if (delta.d % kDeltaColumns != 0)
+    refuse("ssm.state_size", delta.d, fmt::format("multiples of {}", kDeltaColumns));
+  if (delta.value_heads % delta.key_heads != 0)
+    refuse("ssm.time_step_rank", delta.value_heads,
+           fmt::format("multiples of the {} of {}", delta.key_heads, key("ssm.group_count")));
+  const std::int64_t inner = integer("ssm.inner_size", 1, kMaxWidth);
+  if (inner != delta.value_heads * delta.d)
+    refuse("ssm.inner_size", inner,
+           fmt::format("{}, heads of values times {}", delta.value_heads * delta.d, key("ssm.state_size")));
+  const std::string listed = key("attention.recurrent_layers");
+  std::vector<bool> recurrent(config.layer_specs.size());
+  if (file_.has(listed)) {
+    std::vector<bool> all = file_.booleans(listed);
+    if (all.size() < recurrent.size())
+      file_.refuse(fmt::format("{} has {} elements; allowed: one for each of {} layers", listed, all.size(),
+                               config.layers));
+    all.resize(recurrent.size());
+    recurrent = std::move(all);
+  } else {
+    const std::int64_t every = integer_or("full_attention_interval", 1, kMaxExtent, 4);
+    for (std::size_t i = 0; i < recurrent.size(); ++i)
+      recurrent[i] = (static_cast<std::int64_t>(i) + 1) % every != 0;
+  }
+  for (std::size_t i = 0; i < recurrent.size(); ++i) config.layer_specs[i].recurrent = recurrent[i];
+  if (config.recurrent_layers() == config.layers)
+    file_.refuse(
+        fmt::format("all {} layers are recurrent; allowed: one or more with attention", config.layers));
+}
+
+void Keys::leave_out_predicting_blocks(ModelConfig& config) const {
+  config.left_out_blocks = integer_or("nextn_predict_layers", 0, config.layers - 1, 0);
+  config.layers -= config.left_out_blocks;
+  config.layer_specs.resize(static_cast<std::size_t>(config.layers));
 }
 
 void Keys::read_sizes(ModelConfig& config) const {
@@ -377,9 +427,6 @@ void Keys::read_common(ModelConfig& config) const {
   config.architecture = prefix_;
   config.name = file_.text_or("general.name", "");
   read_sizes(config);
-  if (has("rope.dimension_sections")) {
-    file_.refuse(fmt::format("{} is not supported", key("rope.dimension_sections")));
-  }
   constexpr double kDefaultBase = 10000.0;
   config.rotations = {rotation(config, "rope.freq_base", kDefaultBase, true)};
   config.reach = config.context;

@@ -53,6 +53,11 @@ class Keys {
   void read_experts(ModelConfig& config) const;
   /// The width of an expert that all rows take, in a model with experts.
   void read_shared_expert(ModelConfig& config, std::int64_t fallback) const;
+  /// Recurrent layers: those that attention.recurrent_layers says, or all but every full_attention_interval'th, 4; their sizes
+  /// from ssm.*.
+  void read_delta_layers(ModelConfig& config) const;
+  /// Blocks behind the last layer that predict further tokens, which are not run: nextn_predict_layers.
+  void leave_out_predicting_blocks(ModelConfig& config) const;
   /// LongRoPE: the rotation divided by the tensor rope_factors_short, and a second one by rope_factors_long for
   /// conversations of more tokens than rope.scaling.original_context_length; nothing where the file has neither.
   void read_long_rope(ModelConfig& config) const;

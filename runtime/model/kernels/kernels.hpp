@@ -7,6 +7,20 @@ namespace headwater::runtime {
 /// Rows that gate and up take turns in, in LayerWeights::gate_up: a tile then holds both factors of a product.
 inline constexpr std::int64_t kGateRows = 32;
 
+/// Columns of a head's matrix that are worked on at once: of DeltaShape::d, which is a multiple of the first, the second where
+/// that divides it.
+inline constexpr std::int64_t kDeltaColumns = 16;
+inline constexpr std::int64_t kWideDeltaColumns = 64;
+
+/// A token of a head: DeltaShape.
+struct DeltaRow {
+  const float* key;    ///< [d]
+  const float* query;  ///< [d]
+  float* value;        ///< of the columns; becomes what is read of them
+  float decay;
+  float beta;
+};
+
 /// The loops of a forward pass besides projections and attention, one table per instruction set. Every sum is kept in
 /// the same lanes and no multiply is contracted with an add, so all tables give the same bits.
 struct Kernels {
@@ -34,6 +48,14 @@ struct Kernels {
   /// Likewise out[i] = g / (1 + exp(-1.702 g)) * (u + 1), g = min(gate[i], 7), u = up[i] within -7 .. 7.
   void (*clamped_glu)(const float* x, std::int64_t n, float* out);
   void (*clamped_glu_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
+  /// x[i] *= 1 / (1 + exp(-gate[i])), and x[i] *= gate[i] / (1 + exp(-gate[i])).
+  void (*sigmoid_gate)(const float* gate, std::int64_t n, float* x);
+  void (*silu_gate)(const float* gate, std::int64_t n, float* x);
+  /// out[i] = silu(sum over t of weights[t * n + i] * rows[t][i]).
+  void (*convolve_silu)(const float* const* rows, const float* weights, std::int64_t taps, std::int64_t n,
+                        float* out);
+  /// The gated delta rule (DeltaShape) of `columns` columns, kDeltaColumns or kWideDeltaColumns; state: [d][columns].
+  void (*delta_step)(float* state, std::int64_t d, std::int64_t columns, const DeltaRow& row);
   /// sum[i] += scale * (x[i] + bias[i]); `bias` may be null.
   void (*add_scaled)(const float* x, const float* bias, std::int64_t n, float scale, float* sum);
   /// Rounds to BF16, to nearest even; NaN stays NaN.
