@@ -1,7 +1,6 @@
 """`headwater generate --interactive` at a terminal and behind a pipe: what Ctrl-C ends, and what a line may be."""
 
 import os
-import pathlib
 import pty
 import re
 import select
@@ -10,6 +9,7 @@ import subprocess
 import time
 import unittest
 
+from gguf_files import fixtures
 from running import MODEL, PROGRAM, TEXT, TIMEOUT, run
 
 
@@ -177,7 +177,7 @@ class Lines(unittest.TestCase):
         self.assertEqual(got.stdout, run("generate", "-m", MODEL, "-n", "2", "-p", "import os").stdout)
 
     def test_a_system_message_stands_before_the_first_line_alone(self):
-        flags = ["-m", str(pathlib.Path(__file__).parent / "fixtures" / "llama3.gguf"), "-n", "3", "--chat", "--system", "be kind"]
+        flags = ["-m", str(fixtures() / "llama3.gguf"), "-n", "3", "--chat", "--system", "be kind"]
         first = run("generate", *flags, "-p", "the quick")
         got = run("generate", *flags, "--interactive", "-c", "256", input=b"the quick\n fox\n")
         self.assertEqual(got.returncode, 0, got.stderr)

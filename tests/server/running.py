@@ -61,7 +61,9 @@ class Server:
         """Status and answer, read as JSON where it is."""
         connection = self.connect()
         text = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
-        connection.request(method or ("GET" if body is None else "POST"), path, text, headers or {})
+        # A body may be refused before all of it is sent; the answer is there then.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(method or ("GET" if body is None else "POST"), path, text, headers or {})
         response = connection.getresponse()
         data = response.read()
         connection.close()
