@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -59,8 +60,8 @@ class RecurrentSession final : public Session {
  private:
   RecurrentSession(std::unique_ptr<Session> rows, std::shared_ptr<AlignedBuffer> states)
       : rows_(std::move(rows)), states_(std::move(states)) {}
-  /// Puts other states in the place of those that a fork has, too.
-  void own_states();
+  /// Empties the rows, then the states; where either cannot be done, neither is.
+  void clear(const std::function<void()>& clear_rows);
 
   std::unique_ptr<Session> rows_;
   std::shared_ptr<AlignedBuffer> states_;

@@ -149,13 +149,10 @@ void Transformer::take_workspaces() {
   const ModelConfig& config = model_->config();
   options_ = session().options();
   if (config.recurrent_layers() > 0) {  // they are numbered as the model's
-    for (std::int64_t& layer : options_.dense_layers) {
-      const auto model_layer = [&](std::int64_t i) {
-        return !config.layer_specs[static_cast<std::size_t>(i)].recurrent && place_of(i) == layer;
-      };
-      std::int64_t i = 0;
-      while (!model_layer(i)) ++i;
-      layer = i;
+    options_.dense_layers.clear();
+    for (std::int64_t i = 0; i < config.layers; ++i) {
+      const bool attends = !config.layer_specs[static_cast<std::size_t>(i)].recurrent;
+      if (attends && session().options().dense_layer(place_of(i))) options_.dense_layers.push_back(i);
     }
   }
   active_.reserve(sessions_.size());
@@ -183,6 +180,9 @@ void Transformer::take_workspaces() {
   if (delta.value_heads > 0) {
     delta_ = AlignedBuffer(bytes(most, delta.channels() + inner + 2 * delta.value_heads));
     mixed_ = AlignedBuffer(bytes(most, delta.channels()));
+    const auto d = static_cast<float>(delta.d);
+    query_scale_.assign(static_cast<std::size_t>(delta.d), 1 / d);
+    key_scale_.assign(static_cast<std::size_t>(delta.d), 1 / std::sqrt(d));
   }
   hidden_ = AlignedBuffer(bytes(rows, config.widest_feed_forward(), element));
   if (config.norms_after || config.experts > 0) branch_ = AlignedBuffer(bytes(rows, config.width));
@@ -948,26 +948,20 @@ void Transformer::convolve(const LayerWeights& layer, std::int64_t index, std::i
   const std::int64_t channels = delta.channels();
   const std::int64_t width = layer.qkv->width();
   const std::int64_t before = delta.taps - 1;
-  const auto row_at = [&](const float* kept, std::int64_t row) {
-    return row < 0 ? kept + (before + row) * channels : delta_.floats() + row * width;
-  };
-  // x / sqrt(sum x^2 + 1e-6), of queries over sqrt(d), too.
-  const auto d = static_cast<float>(delta.d);
-  const float epsilon = 1e-6F / d;
-  const std::vector<float> of_queries(static_cast<std::size_t>(delta.d), 1 / d);
-  const std::vector<float> of_keys(static_cast<std::size_t>(delta.d), 1 / std::sqrt(d));
+  const float epsilon = 1e-6F / static_cast<float>(delta.d);
   for_each_row(threads_, n, [&](std::int64_t row) {
     const float* const kept = state_of(index, row);
     std::array<const float*, DeltaShape::kMostTaps> rows{};
     for (std::int64_t t = 0; t <= before; ++t) {
       const std::int64_t back = before - t;
+      const std::int64_t own = (few_ ? 0 : row) - back;  // below 0: of an earlier step of the conversation
       rows.at(static_cast<std::size_t>(t)) =
-          few_ && back > 0 ? kept + t * channels : row_at(kept, row - back);
+          own < 0 ? kept + (before + own) * channels : delta_.floats() + (row - back) * width;
     }
     float* const mixed = mixed_.floats() + row * channels;
     loops.convolve_silu(rows.data(), layer.delta.convolution.data(), delta.taps, channels, mixed);
     for (std::int64_t h = 0; h < 2 * delta.key_heads; ++h) {
-      const std::vector<float>& weight = h < delta.key_heads ? of_queries : of_keys;
+      const std::vector<float>& weight = h < delta.key_heads ? query_scale_ : key_scale_;
       loops.rms_norm(mixed + h * delta.d, weight.data(), delta.d, epsilon, mixed + h * delta.d);
     }
     float* const beta = delta_.floats() + row * width + width - 2 * delta.value_heads;

@@ -255,8 +255,10 @@ class Transformer {
   AlignedBuffer expanded_;       // [n][what latent_up makes] F32
   AlignedBuffer attended_;  // [n + padding][heads * d_value], precision or F32; or heads of a recurrent layer
   AlignedBuffer delta_;     // [n][columns of a recurrent layer's qkv] F32
-  AlignedBuffer mixed_;     // [n][its channels] F32, after the convolution; values become outputs
-  AlignedBuffer hidden_;    // [n + padding][the widest feed-forward part], the same
+  // By rms_norm() x / sqrt(sum x^2 + 1e-6), of queries over sqrt(d), too: [d] of the same number.
+  std::vector<float> query_scale_, key_scale_;
+  AlignedBuffer mixed_;   // [n][its channels] F32, after the convolution; values become outputs
+  AlignedBuffer hidden_;  // [n + padding][the widest feed-forward part], the same
   AlignedBuffer
       branch_;  // [n + padding][width] F32: what a layer adds, where that is normed; the router's rows
   AlignedBuffer routed_;    // [n][experts] F32: the router's logits

@@ -413,6 +413,7 @@ TEST(ModelConfig, RefusesWhatRecurrentLayersCannotBe) {
         {"ssm.time_step_rank", 1025, "is 1025; allowed: 1 .. 1024"},
         {"full_attention_interval", 0, "is 0; allowed: 1 .. 65536"},
         {"full_attention_interval", 3, "all 2 layers are recurrent; allowed: one or more with"},
+        {"attention.value_length", 9, "attention.value_length' is 9; allowed: "},
         {"nextn_predict_layers", 2, "is 2; allowed: 0 .. 1"}}) {
     EXPECT_THAT(message(one), HasSubstr(one.said)) << one.key;
   }

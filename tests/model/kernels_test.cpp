@@ -257,7 +257,7 @@ TEST(Kernels, DeltaRuleIsItsDefinition) {
 
 TEST(Kernels, GatesAndConvolutionAreTheirDefinitions) {
   const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
-  for (const std::int64_t n : {1, 31, 96, 8192}) {
+  for (const std::int64_t n : {1, 31, 256, 257, 8192}) {
     const auto size = static_cast<std::size_t>(n);
     const auto gate = normal(size, 40, 4.0F);
     const auto x = normal(size, 41);

@@ -8,6 +8,8 @@ void describe_qwen35(const Keys& keys, ModelConfig& config) {
   config.head_norms = HeadNorms::each;
   config.gated_attention = true;
   config.mlp_norm = "post_attention_norm";
+  // A gate is as long as the query row that it follows, and as the value row that it multiplies.
+  config.d_value = keys.integer_or("attention.value_length", config.d_head, config.d_head, config.d_head);
   keys.leave_out_predicting_blocks(config);
   keys.read_delta_layers(config);
 }
