@@ -59,7 +59,8 @@ Sampler::Sampler(const SamplingOptions& options, std::int64_t vocabulary)
             "ids of the vocabulary");
     require(std::isfinite(bias), "a number of logit_bias", bias, "a finite number");
   }
-  if (options.edits()) edited_.reserve(static_cast<std::size_t>(vocabulary));
+  if (options.answer.grammar) filter_.emplace(options.answer);
+  if (options.edits() || filter_) edited_.reserve(static_cast<std::size_t>(vocabulary));
   if (options.temperature > 0) candidates_.reserve(static_cast<std::size_t>(vocabulary));
 }
 
@@ -128,6 +129,7 @@ void Sampler::read_prompt(std::span<const std::int32_t> ids) {
 }
 
 void Sampler::accept(std::int32_t id) {
+  if (filter_) filter_->accept(id);
   if (options_.presence_penalty != 0.0 || options_.frequency_penalty != 0.0) ++counts_[id];
   if (options_.repeat_penalty != 1.0) last_.push_back(id);
 }
@@ -153,6 +155,14 @@ std::span<const float> Sampler::edited(std::span<const float> logits) {
 
 std::int32_t Sampler::draw(std::span<const float> logits) {
   if (options_.edits()) logits = edited(logits);
+  const std::int32_t drawn = draw_edited(logits);
+  if (!filter_ || filter_->allows(drawn)) return drawn;
+  if (!options_.edits()) edited_.assign(logits.begin(), logits.end());
+  filter_->restrict_to_allowed(edited_);
+  return draw_edited(edited_);
+}
+
+std::int32_t Sampler::draw_edited(std::span<const float> logits) {
   const std::int32_t best = best_token(logits);
   if (options_.temperature == 0) return best;
   best_ = static_cast<double>(logits[static_cast<std::size_t>(best)]);

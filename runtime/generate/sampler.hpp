@@ -1,11 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "runtime/grammar/token_filter.hpp"
 
 namespace headwater::runtime {
 
@@ -26,6 +30,9 @@ struct SamplingOptions {
   std::int64_t repeat_last = 64;   ///< 0 or more
   double presence_penalty = 0.0;   ///< taken from the logit of each token of the answer; finite
   double frequency_penalty = 0.0;  ///< the same, times how often the token is in the answer; finite
+  /// What the answer may be; without a grammar, anything. A token is drawn from all first; where it is not allowed, all that
+  /// are not are left out, and it is drawn again, which takes part of a second number of the generator.
+  AnswerGrammar answer = {};
 
   /// Whether a logit can change before the filters.
   [[nodiscard]] bool edits() const {
@@ -43,9 +50,10 @@ class Sampler {
   /// The next token. Equal logits rank by token id. Error(invalid_argument) where a logit is NaN, or the best is not finite.
   /// Without top_k it takes a few passes over the logits: sums go by id, and only as many candidates as the draw reaches
   /// are put in order.
+  /// Errors of TokenFilter where there is a grammar.
   [[nodiscard]] std::int32_t draw(std::span<const float> logits);
-  /// What penalties look at: the tokens before the answer, once, and each token that the answer takes. Both need memory only
-  /// where there are penalties.
+  /// What penalties and grammars look at: the tokens before the answer, once, and each token that the answer takes, those that
+  /// end it included. Both need memory only where there are such.
   void read_prompt(std::span<const std::int32_t> ids);
   void accept(std::int32_t id);
 
@@ -54,6 +62,8 @@ class Sampler {
     std::int32_t id;
     float logit;
   };
+  /// From logits with biases and penalties.
+  std::int32_t draw_edited(std::span<const float> logits);
   /// The logits with biases and penalties.
   std::span<const float> edited(std::span<const float> logits);
   void keep_best(std::span<const float> logits);
@@ -63,6 +73,7 @@ class Sampler {
 
   SamplingOptions options_;
   std::mt19937_64 random_;
+  std::optional<TokenFilter> filter_;
   std::vector<float> edited_;
   std::vector<std::int32_t> last_;  // of prompt and answer, as far as repeat_last may need them
   std::unordered_map<std::int32_t, std::int64_t> counts_;  // of the answer's tokens
