@@ -28,7 +28,8 @@ const ServedModel& model() {
   static const runtime::GgufFile file = runtime::GgufFile::open(FIXTURES "/tiny.gguf");
   static const auto tokenizer = runtime::testing::tiny_with("qwen2").build();
   static const runtime::ChatTemplate chat(file, *tokenizer, "chatml");
-  static const ServedModel one{"tiny", *tokenizer, &chat, 4096, -1, 4};
+  static const ServedModel one{
+      "tiny", *tokenizer, &chat, 4096, -1, 4, std::make_shared<const runtime::TokenTexts>(*tokenizer)};
   return one;
 }
 

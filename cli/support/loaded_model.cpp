@@ -28,6 +28,7 @@ LoadedModel::LoadedModel(const ModelFlags& flags) : flags_(flags) {
   const auto start = std::chrono::steady_clock::now();
   file_.emplace(flags.model, flags.rotation);
   warnings_ = file_->tokenizer().warnings();
+  texts_ = std::make_shared<const runtime::TokenTexts>(file_->tokenizer());
   check_dense_layers(flags.options, config().layers);
   check_cache_type(flags, config());
   if (pipeline::Pipeline* const others = ranks()) {

@@ -9,6 +9,7 @@
 
 #include "cli/support/model_flags.hpp"
 #include "runtime/generate/model_file.hpp"
+#include "runtime/grammar/token_filter.hpp"
 #include "runtime/model/transformer.hpp"
 #include "runtime/tokenizer/chat.hpp"
 
@@ -24,6 +25,8 @@ class LoadedModel {
   [[nodiscard]] const ModelFlags& flags() const { return flags_; }
   [[nodiscard]] const runtime::GgufFile& file() const { return file_->file(); }
   [[nodiscard]] const runtime::Tokenizer& tokenizer() const { return file_->tokenizer(); }
+  /// Of the tokenizer, for grammars.
+  [[nodiscard]] const std::shared_ptr<const runtime::TokenTexts>& texts() const { return texts_; }
   [[nodiscard]] const runtime::ModelConfig& config() const { return file_->config(); }
   /// -c, or the file's context length.
   [[nodiscard]] std::int64_t context() const { return flags_.context.value_or(config().context); }
@@ -50,6 +53,7 @@ class LoadedModel {
  private:
   ModelFlags flags_;
   std::optional<runtime::ModelFile> file_;
+  std::shared_ptr<const runtime::TokenTexts> texts_;
   runtime::ModelPart part_;
   std::vector<std::string> warnings_;
   double load_seconds_ = 0;

@@ -59,7 +59,7 @@ Sampler::Sampler(const SamplingOptions& options, std::int64_t vocabulary)
             "ids of the vocabulary");
     require(std::isfinite(bias), "a number of logit_bias", bias, "a finite number");
   }
-  if (options.answer.grammar) filter_.emplace(options.answer);
+  begin_answer();
   if (options.edits() || filter_) edited_.reserve(static_cast<std::size_t>(vocabulary));
   if (options.temperature > 0) candidates_.reserve(static_cast<std::size_t>(vocabulary));
 }
@@ -126,6 +126,10 @@ void Sampler::read_prompt(std::span<const std::int32_t> ids) {
   if (options_.repeat_penalty == 1.0) return;
   const std::size_t kept = std::min(ids.size(), static_cast<std::size_t>(options_.repeat_last));
   last_.assign(ids.end() - static_cast<std::ptrdiff_t>(kept), ids.end());
+}
+
+void Sampler::begin_answer() {
+  if (options_.answer.grammar) filter_.emplace(options_.answer);
 }
 
 void Sampler::accept(std::int32_t id) {

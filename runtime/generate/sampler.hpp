@@ -31,7 +31,7 @@ struct SamplingOptions {
   double presence_penalty = 0.0;   ///< taken from the logit of each token of the answer; finite
   double frequency_penalty = 0.0;  ///< the same, times how often the token is in the answer; finite
   /// What the answer may be; without a grammar, anything. A token is drawn from all first; where it is not allowed, all that
-  /// are not are left out, and it is drawn again, which takes part of a second number of the generator.
+  /// are not are left out, and another one is drawn.
   AnswerGrammar answer = {};
 
   /// Whether a logit can change before the filters.
@@ -52,6 +52,8 @@ class Sampler {
   /// are put in order.
   /// Errors of TokenFilter where there is a grammar.
   [[nodiscard]] std::int32_t draw(std::span<const float> logits);
+  /// A new answer: a grammar begins again.
+  void begin_answer();
   /// What penalties and grammars look at: the tokens before the answer, once, and each token that the answer takes, those that
   /// end it included. Both need memory only where there are such.
   void read_prompt(std::span<const std::int32_t> ids);

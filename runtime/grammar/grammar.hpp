@@ -21,8 +21,11 @@ class Grammar {
 
   /// GBNF, the notation of llama.cpp; the rule `root` is the answer. Not with it: tokens (`<name>`, `<[id]>`).
   [[nodiscard]] static std::shared_ptr<const Grammar> gbnf(std::string_view text);
-  /// JSON that a JSON Schema (2020-12) describes; docs/serve.md lists the keywords. Properties come in the schema's order.
-  [[nodiscard]] static std::shared_ptr<const Grammar> json_schema(std::string_view text);
+  /// JSON that a JSON Schema (2020-12) describes, between two texts; docs/serve.md lists the keywords. Properties come in the
+  /// schema's order. Lengths are of `text`; the texts around it are not from outside.
+  [[nodiscard]] static std::shared_ptr<const Grammar> json_schema(std::string_view text,
+                                                                  std::string_view before = {},
+                                                                  std::string_view behind = {});
   /// Any JSON object.
   [[nodiscard]] static std::shared_ptr<const Grammar> json_object();
 

@@ -74,7 +74,7 @@ constexpr std::pair<const char*, const char*> kTypeOf[] = {{"properties", "objec
 
 class JsonSchema {
  public:
-  explicit JsonSchema(Json root) : root_(std::move(root)), strings_(builder_), numbers_(builder_) {
+  explicit JsonSchema(Json whole) : whole_(std::move(whole)), strings_(builder_), numbers_(builder_) {
     const Node blank = builder_.set({{' ', ' '}, {'\t', '\t'}});
     // Not without limit, where a model that has nothing to say may stay.
     blank_ = builder_.choice(
@@ -82,15 +82,17 @@ class JsonSchema {
          builder_.sequence({builder_.repeat(builder_.literal("\n"), 1, 2), builder_.repeat(blank, 0, 20)})});
   }
 
-  std::shared_ptr<const Grammar> read() {
+  std::shared_ptr<const Grammar> read(std::string_view before, std::string_view behind) {
     const Rule answer = builder_.declare();
     blank_ = builder_.shared(blank_);
-    comma_ = builder_.sequence({blank_, builder_.literal(","), blank_});
-    builder_.define(answer, rule_of(root_, "#"));
+    comma_ = builder_.sequence({builder_.literal(","), blank_});
+    builder_.define(answer, builder_.sequence(
+                                {builder_.literal(before), rule_of(whole_, "#"), builder_.literal(behind)}));
     // Rules are read one after the other, so that no schema is too deep for the stack.
     while (!unread_.empty()) {
       const Unread next = unread_.back();
       unread_.pop_back();
+      root_ = next.root;
       builder_.define(next.rule, node_of(*next.schema, next.place, 0));
     }
     return builder_.build();
@@ -100,6 +102,7 @@ class JsonSchema {
   struct Unread {
     Rule rule;
     const Json* schema;
+    const Json* root;
     std::string place;
   };
 
@@ -107,7 +110,9 @@ class JsonSchema {
     const auto [found, added] = rules_.try_emplace(&schema, 0);
     if (added) {
       found->second = builder_.declare();
-      unread_.push_back({found->second, &schema, place});
+      // A schema with a name of its own is what references inside it are about.
+      const bool own = schema.is_object() && schema.contains("$id");
+      unread_.push_back({found->second, &schema, own ? &schema : root_, place});
     }
     return builder_.call(found->second);
   }
@@ -124,7 +129,7 @@ class JsonSchema {
       refuse(fmt::format("{}/$ref is {}; allowed: #/... within the schema", place,
                          runtime::quoted(reference.dump())));
     try {
-      return root_.at(Json::json_pointer(text.substr(1)));
+      return root_->at(Json::json_pointer(text.substr(1)));
     } catch (const Json::exception&) {
       refuse(fmt::format("{}/$ref is {}, which is not there; allowed: a place in the schema", place,
                          runtime::quoted(text)));
@@ -451,7 +456,7 @@ class JsonSchema {
       Node pair;
       bool required;
     };
-    const Node colon = builder_.sequence({blank_, builder_.literal(":"), blank_});
+    const Node colon = builder_.sequence({builder_.literal(":"), blank_});
     static const Json kNone = Json::object();
     const auto given = schema.find("properties");
     const Json& named = given == schema.end() ? kNone : *given;
@@ -520,7 +525,8 @@ class JsonSchema {
     return points;
   }
 
-  const Json root_;
+  const Json whole_;
+  const Json* root_ = &whole_;  // of what is read
   GrammarBuilder builder_;
   JsonStrings strings_;
   JsonNumbers numbers_;
@@ -552,7 +558,8 @@ void check_depth(std::string_view text) {
 
 }  // namespace
 
-std::shared_ptr<const Grammar> Grammar::json_schema(std::string_view text) {
+std::shared_ptr<const Grammar> Grammar::json_schema(std::string_view text, std::string_view before,
+                                                    std::string_view behind) {
   if (text.size() > kMostBytes) refuse(fmt::format("it has {} bytes; allowed: {}", text.size(), kMostBytes));
   check_depth(text);
   const auto checked = [&](const nlohmann::json& json) {
@@ -569,7 +576,7 @@ std::shared_ptr<const Grammar> Grammar::json_schema(std::string_view text) {
   };
   try {
     checked(nlohmann::json::parse(text));
-    return JsonSchema(Json::parse(text)).read();
+    return JsonSchema(Json::parse(text)).read(before, behind);
   } catch (const nlohmann::json::parse_error& error) {
     refuse(fmt::format("it is no JSON in UTF-8 at byte {}; allowed: an object", error.byte));
   } catch (const nlohmann::json::out_of_range&) {

@@ -184,7 +184,12 @@ ChatTemplate::ChatTemplate(const GgufFile& file, const Tokenizer& tokenizer, std
       }
     }
     root_ = jinja::parse(text);
-    has_tools_ = text.find("tools") != std::string_view::npos;
+    const auto has = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
+    if (has("tools")) {
+      tools_ = has("<tool_call>")                                ? Tools::tagged
+               : has("\"parameters\":") && !has("\"arguments\"") ? Tools::parameters
+                                                                 : Tools::arguments;
+    }
   });
 }
 

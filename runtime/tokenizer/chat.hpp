@@ -59,8 +59,14 @@ class ChatTemplate {
   /// Is it the name of a family?
   [[nodiscard]] static bool is_family(std::string_view name);
 
-  /// Whether the template writes tools.
-  [[nodiscard]] bool has_tools() const { return has_tools_; }
+  /// How the template tells a model to call tools, as far as its text shows it.
+  enum class Tools : std::uint8_t {
+    none,        ///< it writes no tools
+    tagged,      ///< <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+    arguments,   ///< {"name": ..., "arguments": {...}}
+    parameters,  ///< {"name": ..., "parameters": {...}}
+  };
+  [[nodiscard]] Tools tools() const { return tools_; }
 
   /// A conversation that opens a session. `tools`: JSON, a list of {"type": "function", "function": {"name", "description",
   /// "parameters"}}; empty: none. Their texts are text, as those of messages are.
@@ -85,7 +91,7 @@ class ChatTemplate {
 
   const Tokenizer* tokenizer_;
   std::unique_ptr<const jinja::Node> root_;
-  bool has_tools_ = false;
+  Tools tools_ = Tools::none;
   bool begins_ = false;  // with a token of its own, whatever BOS is
 };
 

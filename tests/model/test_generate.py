@@ -212,6 +212,20 @@ class Generates(unittest.TestCase):
         self.assertIn("turns    3, of ", got.stderr.decode())
         self.assertRegex(got.stderr.decode(), r"answers  9 tokens in ")
 
+    def test_each_answer_follows_the_grammar_from_its_beginning(self):
+        flags = ("-n", "40", "-c", "400", "--temp", "1.5", "--seed", "7", "--quiet")
+        got = generate("-p", "import os\n", *flags, "--interactive", "--grammar", 'root ::= "<" [a-f]{5} ">"', input=b"import sys\nimport re\n")
+        self.assertRegex(got.stdout.decode(), r"^(<[a-f]{5}>\s*){3}$")
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "schema")
+            pathlib.Path(file).write_text('{"properties": {"b": {"type": "integer"}, "a": {"const": "x"}}, "required": ["b", "a"]}', encoding="utf-8")
+            got = generate("-p", "x = ", *flags, "--json-schema-file", file)
+            self.assertEqual(list(json.loads(got.stdout)), ["b", "a"])
+            requests = os.path.join(folder, "requests")
+            pathlib.Path(requests).write_text('{"prompt": "x"}\n' * 9, encoding="utf-8")
+            got = generate("--requests", requests, *flags, "-j", '{"enum": ["one", "two"]}')
+            self.assertLessEqual({json.loads(line)["text"] for line in got.stdout.decode().splitlines()}, {'"one"', '"two"'})
+
     def test_interactive_without_a_prompt_begins_with_the_first_line(self):
         got = generate("-n", "2", "--interactive", "-c", "100", input=b"\nimport os\n")
         self.assertEqual(got.returncode, 0, got.stderr)
@@ -419,6 +433,10 @@ class Refuses(Refusals):
         self.refused("-m", MODEL, "-p", "x", "--projections", "f64", names="--projections")
         self.refused("-m", MODEL, "-p", "x", "--compare", "--dense", names="--compare")
         self.refused("-m", MODEL, "-p", "x", "--dense-tail", "x", names="--dense-tail")
+        self.refused("-m", MODEL, "-p", "x", "--grammar", "root ::= a", names="--grammar: grammar, line 1: rule 'a' is not defined")
+        self.refused("-m", MODEL, "-p", "x", "-j", "{", names="-j (--json-schema): json schema: it is no JSON")
+        self.refused("-m", MODEL, "-p", "x", "-j", "{}", "--grammar", 'root ::= "a"', names="another form of the answer is given")
+        self.refused("-m", MODEL, "-p", "x", "--grammar-file", "/nowhere", names="--grammar-file")
         self.refused("-m", MODEL, "-f", TEXT, "-c", "1000", names="4278 tokens")
         self.refused("-m", MODEL, "-p", "x", "-c", "2000000000", "--interactive", names="the machine has")
         self.refused("-m", MODEL, "-p", "x", "--engine", "nope", names="nope")

@@ -20,7 +20,13 @@ using ::testing::HasSubstr;
 const ServedModel& model() {
   static const runtime::ModelFile file(MODELS "/headwater-tiny-f16.gguf");
   static const runtime::ChatTemplate chat(file.file(), file.tokenizer(), "chatml");
-  static const ServedModel one{"tiny", file.tokenizer(), &chat, 100, -1, 4};
+  static const ServedModel one{"tiny",
+                               file.tokenizer(),
+                               &chat,
+                               100,
+                               -1,
+                               4,
+                               std::make_shared<const runtime::TokenTexts>(file.tokenizer())};
   return one;
 }
 
@@ -91,12 +97,25 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_chat, kChat, R"({"tools": 1})", "tools is 1"},
       {parse_chat, kChat, R"({"tools": [{"type": "function", "function": {"name": "f"}}]})",
        "knows no tools"},
-      {parse_chat, kChat, R"({"tool_choice": "required"})", "tool_choice is \"required\""},
+      {parse_chat, kChat, R"({"tool_choice": "required"})",
+       "tool_choice asks for a tool, which is not in tools"},
+      {parse_chat, kChat, R"({"tool_choice": "any"})",
+       "tool_choice is \"any\"; allowed: \"auto\", \"none\", \"required\""},
       {parse_chat, kChat, R"({"messages": [{"role": "assistant", "tool_calls": 1}]})",
        "messages[0].tool_calls is 1"},
       {parse_text, kText, R"({"tools": [1]})", "/v1/chat/completions"},
-      {parse_chat, kChat, R"({"response_format": {"type": "json_object"}})",
-       "response_format is \"json_object\""},
+      {parse_chat, kChat, R"({"response_format": {"type": "xml"}})",
+       "response_format is \"xml\"; allowed: text, json_object, json_schema"},
+      {parse_chat, kChat, R"({"response_format": {"type": "json_schema"}})", "response_format has no schema"},
+      {parse_chat, kChat,
+       R"({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}})",
+       "response_format: json schema: # has 'not', which is not supported"},
+      {parse_chat, kChat, R"({"response_format": {"type": "json_object"}, "grammar": "root ::= [a]"})",
+       "grammar and response_format are both given"},
+      {parse_chat, kChat, R"({"response_format": {"type": "json_object"}, "ignore_eos": true})",
+       "response_format and ignore_eos are both given"},
+      {parse_responses, kInput, R"({"text": {"format": {"type": "json_schema", "schema": 3}}})", "text is 3"},
+      {parse_native, kText, R"({"json_schema": {"\n order": 5, "type": 7}})", "#/type is '7'"},
       {parse_chat, kChat, R"({"stream": 1})", "stream is 1; allowed: true or false"},
       {parse_chat, kChat, R"({"stream_options": 1})", "stream_options"},
       {parse_chat, kChat, R"({"headwater": {"dens": true}})", "headwater.dens is not known"},
@@ -119,7 +138,7 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
       {parse_text, kText, R"({"logprobs": 21})", "0 .. 20"},
       {parse_native, kText, R"({"n": 2})", "n is 2; allowed: 1"},
       {parse_native, kText, R"({"prompt": ["a", "b"]})", "one prompt"},
-      {parse_native, kText, R"({"grammar": "root ::= x"})", "grammar"},
+      {parse_native, kText, R"({"grammar": "root ::= x"})", "grammar, line 1: rule 'x'"},
       {parse_responses, kInput, R"({"previous_response_id": "a"})", "previous_response_id"},
       {parse_responses, kInput, R"({"instructions": 3})", "instructions is 3"},
   };
@@ -208,6 +227,102 @@ TEST(ApiRequest, ReadsEveryField) {
   EXPECT_EQ(parse_chat(kChat, short_answers).prompts[0].max_tokens, 5);
   EXPECT_EQ(parse_chat(with(kChat, R"({"max_tokens": 6})"), short_answers).prompts[0].max_tokens, 5);
   EXPECT_EQ(parse_text(with(kText, R"({"prompt": ["a", [5, 6], "b"]})"), model()).prompts.size(), 3U);
+}
+
+/// Whether an answer to the request may be this text.
+bool may_be(const ApiRequest& asked, const std::string& text) {
+  const runtime::AnswerGrammar& answer = asked.prompts.at(0).sampling.answer;
+  EXPECT_TRUE(answer.grammar && answer.texts);
+  runtime::GrammarMatcher matcher(answer.grammar);
+  runtime::GrammarMatcher::State state = matcher.begin(), next;
+  for (const char byte : text) {
+    if (!matcher.step(state, static_cast<std::uint8_t>(byte), next)) return false;
+    std::swap(state, next);
+  }
+  return state.complete;
+}
+
+TEST(ApiRequest, AnswersFollowASchemaInItsOwnOrder) {
+  const std::string schema =
+      R"({"type": "object", "properties": {"z": {"type": "integer"}, "a": {"properties": {"y": {}, "b": {}}}}, "required": ["z", "a"]})";
+  const auto body = [](const std::string& base, const std::string& field) {
+    return parse_body("{" + base + ", " + field + "}");
+  };
+  const std::string chat = R"("messages": [{"role": "user", "content": "Hi"}])";
+  const std::vector<ApiRequest> same = {
+      parse_chat(body(chat, R"("response_format": {"type": "json_schema", "json_schema": {"schema": )" +
+                                schema + "}}"),
+                 model()),
+      parse_chat(body(chat, R"("response_format": {"type": "json_object", "schema": )" + schema + "}"),
+                 model()),
+      parse_text(body(R"("prompt": "a")", R"("json_schema": )" + schema), model()),
+      parse_native(body(R"("prompt": "a")", R"("json_schema": )" + schema), model()),
+      parse_responses(
+          body(R"("input": "a")",
+               R"("text": {"format": {"type": "json_schema", "name": "n", "schema": )" + schema + "}}"),
+          model())};
+  for (const ApiRequest& one : same) {
+    EXPECT_TRUE(may_be(one, R"({"z": 1, "a": {"y": 1, "b": 2}})"));
+    EXPECT_FALSE(may_be(one, R"({"a": {}, "z": 1})"));
+    EXPECT_FALSE(may_be(one, R"({"z": 1, "a": {"b": 2, "y": 1}})"));
+  }
+  EXPECT_TRUE(may_be(parse_chat(body(chat, R"("response_format": {"type": "json_object"})"), model()),
+                     R"({"q": [1]})"));
+  EXPECT_TRUE(
+      may_be(parse_text(body(R"("prompt": "a")", R"("grammar": "root ::= \"b\"+")"), model()), "bbb"));
+  EXPECT_FALSE(parse_chat(body(chat, R"("response_format": {"type": "text"})"), model())
+                   .prompts[0]
+                   .sampling.answer.grammar);
+}
+
+TEST(ApiRequest, ACallOfAToolCanBeAskedFor) {
+  static const runtime::ModelFile file(MODELS "/headwater-tiny-f16.gguf");
+  struct Case {
+    const char* shown;  // by the template
+    std::string before, key, behind;
+  };
+  for (const Case& one : std::vector<Case>{{"<tool_call>", "<tool_call>\n", "arguments", "\n</tool_call>"},
+                                           {"\"parameters\": {}", "", "parameters", ""},
+                                           {"", "", "arguments", ""}}) {
+    const runtime::ChatTemplate chat(file.file(), file.tokenizer(), std::string("{{ tools }}") + one.shown);
+    ServedModel of = model();
+    of.chat = &chat;
+    of.context = 1000;
+    const auto asked = [&](const std::string& choice) {
+      return parse_chat(
+          parse_body(R"({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": )" + choice + R"(,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"b": {"$ref": "#/$defs/n"}, "a": {}},
+                     "required": ["b"], "$defs": {"n": {"type": "integer"}}}}},
+                  {"type": "function", "function": {"name": "g"}}]})"),
+          of);
+    };
+    const auto call = [&](const std::string& name, const std::string& arguments) {
+      return one.before + R"({"name": ")" + name + R"(", ")" + one.key + R"(": )" + arguments + "}" +
+             one.behind;
+    };
+    const ApiRequest any = asked("\"required\"");
+    EXPECT_TRUE(may_be(any, call("f", R"({"b": 3, "a": []})")));
+    EXPECT_TRUE(may_be(any, call("g", "{}")));
+    for (const std::string& other : {call("h", "{}"), call("f", "{}"), call("f", R"({"b": "3"})"),
+                                     call("f", R"({"a": 1, "b": 3})"), std::string("Hi")})
+      EXPECT_FALSE(may_be(any, other)) << other;
+    const ApiRequest named = asked(R"({"type": "function", "function": {"name": "g"}})");
+    EXPECT_TRUE(may_be(named, call("g", R"({"x": 1})")));
+    EXPECT_FALSE(may_be(named, call("f", R"({"b": 3})")));
+    ToolReader reader(any.tools);
+    EXPECT_EQ(reader.push(call("f", R"({"b": 3})")), "");
+    EXPECT_EQ(reader.finish(), "");
+    EXPECT_EQ(reader.calls().size(), 1U);
+    EXPECT_FALSE(asked("\"auto\"").prompts[0].sampling.answer.grammar);
+    EXPECT_THAT(
+        refusal(
+            [](const Json& body, const ServedModel& served) { return parse_chat(body, served); },
+            parse_body(
+                R"({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": {"type": "function", "function": {"name": "q"}},
+                                     "tools": [{"type": "function", "function": {"name": "f"}}]})"),
+            of),
+        HasSubstr("tool_choice asks for 'q', which is not in tools"));
+  }
 }
 
 TEST(ApiRequest, APromptMustLeaveRoomForAToken) {

@@ -61,6 +61,16 @@ class OpenAI(Served):
         ids = self.client.completions.create(model=self.model, prompt=[5, 6, 7], max_tokens=2, temperature=0)
         self.assertEqual(ids.usage.prompt_tokens, 3)
 
+    def test_answers_of_a_class(self):
+        import pydantic
+
+        class Bill(pydantic.BaseModel):
+            to: str = pydantic.Field(max_length=10)
+            euros: int = pydantic.Field(ge=0, le=500)
+
+        answer = self.client.chat.completions.parse(model=self.model, messages=QUESTION, max_tokens=80, response_format=Bill)
+        self.assertIsInstance(answer.choices[0].message.parsed, Bill)
+
     def test_responses(self):
         answer = self.client.responses.create(model=self.model, input="Say something.", instructions="Be short.", max_output_tokens=8,
                                               temperature=0)

@@ -114,6 +114,28 @@ class Forms(Served):
             with self.subTest(path=path, names=names):
                 self.refused(path, body, status, names)
 
+    def test_answers_follow_a_schema(self):
+        # A model of code at a high temperature, which would write anything else.
+        schema = {"type": "object", "properties": {"z": {"type": "string", "maxLength": 8}, "a": {"type": "integer", "minimum": 0}},
+                  "required": ["z", "a"]}
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200, "temperature": 1.5, "seed": 3, "n": 2,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": schema}}}
+        status, answer = self.server.ask("/v1/chat/completions", body)
+        self.assertEqual(status, 200)
+        for choice in answer["choices"]:
+            self.assertEqual(choice["finish_reason"], "stop")
+            value = json.loads(choice["message"]["content"])
+            self.assertEqual(list(value), ["z", "a"])
+            self.assertTrue(len(value["z"]) <= 8 and value["a"] >= 0, value)
+        _, native = self.server.ask("/completion", {"prompt": SHORT, "n_predict": 9, "grammar": "root ::= [0-9]{4}"})
+        self.assertRegex(native["content"], "^[0-9]{4}$")
+        status, plain = self.server.ask("/v1/completions", greedy(SHORT, 4))
+        self.assertEqual(status, 200, plain)
+        # What cannot be generated ends one request, and no other.
+        status, stuck = self.server.ask("/completion", {"prompt": SHORT, "n_predict": 200, "grammar": 'root ::= root root | [a-z]'})
+        self.assertIn("allowed: a simpler one", json.dumps(stuck))
+        self.assertEqual(self.server.ask("/v1/completions", greedy(SHORT, 4))[1]["choices"], plain["choices"])
+
     def test_other_sites_and_hosts_are_refused(self):
         self.refused("/v1/completions", greedy(SHORT), 403, "origin", headers={"Origin": "http://evil.example"})
         self.refused("/v1/completions", greedy(SHORT), 403, "host", headers={"Host": "evil.example"})

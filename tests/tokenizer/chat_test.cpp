@@ -125,7 +125,9 @@ TEST(Chat, ToolsAreWrittenAsByJinja2) {
     VocabularyBuilder b = families_vocabulary();
     b.file.add_text("tokenizer.chat_template", golden()["templates"][name].get<std::string>());
     const Chatting model = chatting(b);
-    EXPECT_TRUE(model.chat->has_tools());
+    const bool qwen = name.find("Qwen") != std::string::npos, llama = name.find("Llama") != std::string::npos;
+    using Tools = ChatTemplate::Tools;
+    EXPECT_EQ(model.chat->tools(), qwen ? Tools::tagged : llama ? Tools::parameters : Tools::arguments);
     for (std::size_t i = 0; i < texts.size(); ++i) {
       Messages messages;
       for (const auto& one : all["conversations"][i]) {
@@ -142,15 +144,11 @@ TEST(Chat, ToolsAreWrittenAsByJinja2) {
     const std::vector<std::int32_t> ids = model.chat->begin(Messages{{"user", "Hi"}}, tools).ids;
     const std::vector<std::int32_t> plain = model.chat->begin(Messages{{"user", "Hi"}}).ids;
     const std::int32_t end = *model.tokenizer->find_special("<|im_end|>");
-    if (name.find("Qwen") == std::string::npos) {
-      EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 0);
-    } else {
-      EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2);
-    }
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), end), qwen ? 2 : 0);
     EXPECT_GT(ids.size(), plain.size());
   }
   const Chatting chatml = chatting(families_vocabulary(), "chatml");
-  EXPECT_FALSE(chatml.chat->has_tools());
+  EXPECT_EQ(chatml.chat->tools(), ChatTemplate::Tools::none);
   EXPECT_THAT(refusal([&] {
                 (void)chatml.chat->begin(Messages{{"user", "Hi"}}, "{}");
               }),

@@ -11,6 +11,7 @@
 #include "cli/support/prompt.hpp"
 #include "cli/support/streams.hpp"
 #include "cli/support/text.hpp"
+#include "headwater/error.hpp"
 #include "runtime/model/transformer.hpp"
 
 namespace headwater::cli {
@@ -52,6 +53,9 @@ Example: the same beside dense prefill, with the differences
   headwater generate -m models/headwater-tiny-f16.gguf -f models/eval-8k.txt -n 32 --compare
 Example: three prompts at once
   printf '{"prompt": "def %s("}\n' first second third | headwater generate -m MODEL.gguf --requests -
+Example: an answer that is JSON of a schema
+  headwater generate -m MODEL.gguf --chat -f BILL.txt -p 'Whom is it to, and how much is it?' -j '{"properties": {"to":
+  {"type": "string"}, "euros": {"type": "integer"}}, "required": ["to", "euros"]}'
 Example: a question to a chat model
   headwater generate -m MODEL.gguf --chat -p 'Why is the sky blue?' --temp 0.7 --top-p 0.95 --seed 1
 
@@ -125,6 +129,17 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
       set.real("--min-p", 0, 1, "draw from those with at least this share of the best one's probability (0)",
                sampling.min_p),
       set.integer("--seed", "--seed", 0, kMostSeed, "of the draws (0)", sampling.seed)};
+  // What the answer may be, as its flag gives it: a text, or a file with one.
+  struct {
+    std::optional<std::string> gbnf, gbnf_file, schema, schema_file;
+  } answer;
+  set.value("--grammar", "GBNF",
+            "the answer follows this grammar, in the notation of llama.cpp; rule root is the answer",
+            [&](const std::string& text) { answer.gbnf = text; });
+  set.file("--grammar-file", "--grammar-file", "FILE", "the same from a file", answer.gbnf_file);
+  set.value("-j,--json-schema", "SCHEMA", "the answer is JSON of this schema; {} is any JSON",
+            [&](const std::string& text) { answer.schema = text; });
+  set.file("--json-schema-file", "--json-schema-file", "FILE", "the same from a file", answer.schema_file);
   set.flag("-e,--escape", escape, kEscapeHelp);
   set.flag("--no-bos", flags.no_bos, "without the tokens that the model puts around a text");
   set.value("--system", "TEXT", "with --chat: what the model is told first",
@@ -151,6 +166,23 @@ std::optional<GenerateFlags> parse_generate_flags(const std::vector<std::string>
   for (std::optional<std::string>* const text : {&flags.prompt, &flags.system}) {
     if (*text && escape) *text = unescaped(**text);
   }
+  const auto follow = [&](const char* flag, const std::optional<std::string>& given, bool is_file,
+                          auto make) {
+    if (!given) return;
+    if (sampling.answer.grammar)
+      throw Failure(fmt::format("{}: another form of the answer is given, too; allowed: one", flag));
+    try {
+      sampling.answer.grammar = make(is_file ? read_text(flag, *given, LastLineEnd::kept) : *given);
+    } catch (const Error& error) {
+      throw Failure(fmt::format("{}: {}", flag, error.what()));
+    }
+  };
+  const auto gbnf = [](const std::string& text) { return runtime::Grammar::gbnf(text); };
+  const auto schema = [](const std::string& text) { return runtime::Grammar::json_schema(text); };
+  follow("--grammar", answer.gbnf, false, gbnf);
+  follow("--grammar-file", answer.gbnf_file, true, gbnf);
+  follow("-j (--json-schema)", answer.schema, false, schema);
+  follow("--json-schema-file", answer.schema_file, true, schema);
   if (flags.system && flags.system->empty())
     throw Failure("--system: '' is not allowed; use one byte or more");
   const bool drawn =

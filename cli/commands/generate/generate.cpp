@@ -139,7 +139,9 @@ void Generation::open(std::int64_t capacity, bool dense) {
   transformer_.reset();
   transformer_ = model_.open(capacity, dense);
   conversation_.emplace(*transformer_, kDenseTail);
-  sampler_.emplace(flags_.sampling, model_.config().vocabulary);
+  runtime::SamplingOptions sampling = flags_.sampling;
+  sampling.answer.texts = model_.texts();
+  sampler_.emplace(sampling, model_.config().vocabulary);
   pending_.reset();
   history_.clear();
   said_.clear();
@@ -182,6 +184,7 @@ void Generation::generate(GenerateRun& run, bool shown) {
     if (shown) print_out(terminal_ ? for_terminal(piece) : piece);
   };
   const std::int64_t capacity = transformer_->session().shape().capacity;
+  sampler_->begin_answer();
   const auto start = Clock::now();
   for (std::int64_t i = 0; i != flags_.tokens; ++i) {
     const std::int32_t id = sampler_->draw(conversation_->logits());
@@ -190,6 +193,7 @@ void Generation::generate(GenerateRun& run, bool shown) {
       pending_ = id;
       break;
     }
+    sampler_->accept(id);
     run.ids.push_back(id);
     pending_ = id;
     emit(decoder.push(id));

@@ -284,6 +284,7 @@ void Batch::begin(Group& group, Slot& slot) {
   const Request& request = requests_[next_++];
   runtime::SamplingOptions sampling = flags_.sampling;
   sampling.seed = request.seed;
+  sampling.answer.texts = model_.texts();
   slot.request = &request;
   slot.sampler.emplace(sampling, model_.config().vocabulary);
   slot.decoder.emplace(model_.tokenizer());
@@ -305,6 +306,7 @@ bool Batch::draw(Slot& slot) {
       finish(slot, "token");
       return false;
     }
+    slot.sampler->accept(id);
     slot.ids.push_back(id);
     slot.text += slot.decoder->push(id);
   }

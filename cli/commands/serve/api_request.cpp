@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <ctime>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -32,6 +33,9 @@ constexpr std::size_t kMostPrompts = 16;
 constexpr std::size_t kMostBiases = 1024;
 constexpr std::size_t kMostTools = 128;
 constexpr std::size_t kMostToolBytes = std::size_t{256} << 10U;  // of JSON
+
+/// Where parse_body() keeps the order of an object's keys, as a list. No key of a schema begins so.
+constexpr const char* kOrder = "\n order";
 
 [[noreturn]] void refuse(const std::string& param, const std::string& message, const char* code = "") {
   throw ApiError(400, message, "invalid_request_error", param, code);
@@ -239,13 +243,7 @@ void refuse_what_is_missing(const Fields& fields, bool tools = false) {
   for (const char* key : {"functions", "function_call"}) {
     if (fields.find(key) != nullptr) refuse(key, fmt::format("{} is not supported; allowed: tools", key));
   }
-  for (const char* key : {"response_format", "text"}) {
-    const Value* value = fields.find(key);
-    if (value != nullptr && value->is_object() && value->contains("format")) value = &(*value)["format"];
-    if (value == nullptr || !value->is_object() || !value->contains("type")) continue;
-    if ((*value)["type"] != "text") fields.bad(key, (*value)["type"], "text");
-  }
-  for (const char* key : {"grammar", "json_schema", "audio", "prediction", "suffix"}) {
+  for (const char* key : {"audio", "prediction", "suffix"}) {
     const Value* const value = fields.find(key);
     const bool none =
         value == nullptr || (value->is_string() && value->get_ref<const std::string&>().empty());
@@ -282,7 +280,7 @@ std::string read_content(const Value& message, const char* name, const std::stri
 }
 
 /// The same in the order in which tools are written by hand, and so in what models were trained on: a parse that is quick for any
-/// body has lost it. Names of parameters come in the order of the alphabet.
+/// body has lost it. Names of properties come as they came in.
 nlohmann::ordered_json in_order(const Value& value) {
   if (value.is_array()) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
@@ -293,11 +291,22 @@ nlohmann::ordered_json in_order(const Value& value) {
   constexpr std::array kFirst = {"id",         "type",       "function", "name", "description",
                                  "parameters", "properties", "items",    "enum", "required"};
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  // Not object[key], which looks at all keys before.
+  auto& pairs = object.get_ref<nlohmann::ordered_json::object_t&>();
+  const auto order = value.find(kOrder);
+  const auto is_key = [&](const Value& key) {
+    return key.is_string() && value.contains(key.get_ref<const std::string&>());
+  };
+  if (order != value.end() && order->is_array() && std::all_of(order->begin(), order->end(), is_key)) {
+    for (const Value& key : *order)
+      pairs.emplace_back(key.get<std::string>(), in_order(value[key.get_ref<const std::string&>()]));
+    return object;
+  }
   for (const char* key : kFirst) {
-    if (value.contains(key)) object[key] = in_order(value[key]);
+    if (value.contains(key)) pairs.emplace_back(key, in_order(value[key]));
   }
   for (const auto& [key, one] : value.items()) {
-    if (std::find(kFirst.begin(), kFirst.end(), key) == kFirst.end()) object[key] = in_order(one);
+    if (std::find(kFirst.begin(), kFirst.end(), key) == kFirst.end()) pairs.emplace_back(key, in_order(one));
   }
   return object;
 }
@@ -314,9 +323,6 @@ std::string text_in_order(const Value& value, const char* name) {
 std::string read_tools(const Fields& fields, const ServedModel& model, ApiRequest& request) {
   const Value* const tools = fields.find("tools");
   const Value* const choice = fields.find("tool_choice");
-  if (choice != nullptr && *choice != "auto" && *choice != "none") {
-    fields.bad("tool_choice", *choice, "\"auto\" or \"none\"");
-  }
   if (tools == nullptr || (choice != nullptr && *choice == "none")) return {};
   if (!tools->is_array() || tools->size() > kMostTools) {
     fields.bad("tools", *tools, fmt::format("a list of at most {} functions", kMostTools));
@@ -334,9 +340,110 @@ std::string read_tools(const Fields& fields, const ServedModel& model, ApiReques
     }
     request.tools.push_back(tool["function"]["name"].get<std::string>());
   }
-  if (model.chat != nullptr && !model.chat->has_tools())
+  if (model.chat != nullptr && model.chat->tools() == runtime::ChatTemplate::Tools::none)
     refuse("tools", "the model's chat template knows no tools; allowed: none");
   return text_in_order(*tools, "tools");
+}
+
+/// A grammar made from what a request says; what is wrong with it is the field's error.
+std::shared_ptr<const runtime::Grammar> grammar_of(
+    const std::string& param, const std::function<std::shared_ptr<const runtime::Grammar>()>& make) {
+  try {
+    return make();
+  } catch (const Error& error) {
+    refuse(param, fmt::format("{}: {}", param, error.what()));
+  }
+}
+
+std::shared_ptr<const runtime::Grammar> schema_grammar(const std::string& param, const Value& schema) {
+  if (!schema.is_object() && !schema.is_boolean())
+    refuse(param, fmt::format("{} is {}; allowed: an object", param, shown(schema)));
+  const std::string text = text_in_order(schema, param.c_str());
+  return grammar_of(param, [&] { return runtime::Grammar::json_schema(text); });
+}
+
+/// What the answer may be, where the request says it.
+void read_answer(const Fields& fields, const ServedModel& model, CompletionRequest& request) {
+  std::shared_ptr<const runtime::Grammar> grammar;
+  std::string given;
+  const auto take = [&](const std::string& param, std::shared_ptr<const runtime::Grammar> one) {
+    if (grammar) refuse(param, fmt::format("{} and {} are both given; allowed: one of them", given, param));
+    grammar = std::move(one);
+    given = param;
+  };
+  if (const auto text = fields.text("grammar"); text && !text->empty())
+    take("grammar", grammar_of("grammar", [&] { return runtime::Grammar::gbnf(*text); }));
+  if (const Value* const schema = fields.find("json_schema"); schema != nullptr && *schema != "")
+    take("json_schema", schema_grammar("json_schema", *schema));
+  for (const std::string key : {"response_format", "text"}) {
+    const Value* format = fields.find(key.c_str());
+    if (format != nullptr && format->is_object() && format->contains("format")) format = &(*format)["format"];
+    if (format == nullptr || !format->is_object() || !format->contains("type")) continue;
+    const Value& type = (*format)["type"];
+    // OpenAI's chats have the schema one level below, its responses and llama-server here.
+    const Value* schema = format->contains("json_schema") ? &(*format)["json_schema"] : format;
+    schema = schema->is_object() && schema->contains("schema") ? &(*schema)["schema"] : nullptr;
+    if (type == "json_schema" || (type == "json_object" && schema != nullptr)) {
+      if (schema == nullptr)
+        refuse(key, fmt::format("{} has no schema; allowed: {{\"type\": \"json_schema\", \"json_schema\": "
+                                "{{\"schema\": {{...}}}}}}",
+                                key));
+      take(key, schema_grammar(key, *schema));
+    } else if (type == "json_object") {
+      take(key, runtime::Grammar::json_object());
+    } else if (type != "text") {
+      fields.bad(key.c_str(), type, "text, json_object, json_schema");
+    }
+  }
+  if (!grammar) return;
+  if (request.ignore_end)
+    refuse(given, fmt::format("{} and ignore_eos are both given; allowed: one of them", given));
+  request.sampling.answer = {std::move(grammar), model.texts};
+}
+
+/// The call of a tool that `tool_choice` asks for: one, in the form that the template has shown to the model.
+void read_tool_choice(const Fields& fields, const ServedModel& model, const ApiRequest& asked,
+                      CompletionRequest& request) {
+  constexpr const char* kAllowed = "\"auto\", \"none\", \"required\", or a function of tools";
+  const Value* const choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return;
+  std::string name;
+  if (choice->is_object() && choice->contains("function") && (*choice)["function"].is_object() &&
+      (*choice)["function"].contains("name") && (*choice)["function"]["name"].is_string()) {
+    name = (*choice)["function"]["name"].get<std::string>();
+  } else if (*choice != "required") {
+    fields.bad("tool_choice", *choice, kAllowed);
+  }
+  const bool known = std::find(asked.tools.begin(), asked.tools.end(), name) != asked.tools.end();
+  if (asked.tools.empty() || (!name.empty() && !known))
+    refuse("tool_choice", fmt::format("tool_choice asks for {}, which is not in tools; allowed: {}",
+                                      name.empty() ? "a tool" : in_quotes(name), kAllowed));
+  if (request.sampling.answer.grammar)
+    refuse("tool_choice",
+           "tool_choice asks for a call, and another field for a form of the answer; allowed: one of them");
+  using Tools = runtime::ChatTemplate::Tools;
+  const Tools form = model.chat->tools();
+  const char* const key = form == Tools::parameters ? "parameters" : "arguments";
+  Value calls = Value::array();
+  for (const Value& tool : *fields.find("tools")) {
+    const Value& function = tool["function"];
+    if (!name.empty() && function["name"] != name) continue;
+    Value parameters = function.value("parameters", Value({{"type", "object"}}));
+    if (parameters.is_object()) parameters["$id"] = "tool";  // its references are about itself
+    calls.push_back({{"type", "object"},
+                     {"properties",
+                      {{"name", {{"const", function["name"]}}}, {key, parameters}, {kOrder, {"name", key}}}},
+                     {"required", {"name", key}}});
+  }
+  const std::string text = text_in_order({{"anyOf", calls}}, "tools");
+  const bool tagged = form == Tools::tagged;
+  request.sampling.answer = {grammar_of("tools",
+                                        [&] {
+                                          return runtime::Grammar::json_schema(
+                                              text, tagged ? "<tool_call>\n" : "",
+                                              tagged ? "\n</tool_call>" : "");
+                                        }),
+                             model.texts};
 }
 
 std::vector<runtime::ChatMessage> read_messages(const Value& list, const char* name) {
@@ -437,6 +544,30 @@ void check_depth(std::string_view text) {
   }
 }
 
+/// A parse that keeps the order of what stands inside "properties", under kOrder.
+Value parse_schemas(std::string_view text) {
+  struct Level {
+    std::string key = {};  // that was read last
+    bool kept = false;
+    Value order = Value::array();
+  };
+  std::vector<Level> levels(1);
+  return Value::parse(text, [&](int, Value::parse_event_t event, Value& parsed) {
+    using Event = Value::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      const bool kept = event == Event::object_start && levels.back().key == "properties";
+      levels.push_back({{}, kept});
+    } else if (event == Event::key) {
+      levels.back().key = parsed.get<std::string>();
+      if (levels.back().kept) levels.back().order.push_back(parsed);
+    } else if (event == Event::object_end || event == Event::array_end) {
+      if (levels.back().kept) parsed[kOrder] = std::move(levels.back().order);
+      levels.pop_back();
+    }
+    return true;
+  });
+}
+
 }  // namespace
 
 nlohmann::ordered_json ApiError::body() const {
@@ -449,7 +580,7 @@ Value parse_body(std::string_view text) {
   check_depth(text);
   Value json;
   try {
-    json = Value::parse(text);
+    json = text.find("\"properties\"") == std::string_view::npos ? Value::parse(text) : parse_schemas(text);
   } catch (const Value::parse_error& error) {
     refuse("", fmt::format("the body is no JSON in UTF-8 at byte {}; allowed: an object", error.byte));
   } catch (const Value::out_of_range&) {
@@ -466,6 +597,7 @@ ApiRequest parse_chat(const Value& body, const ServedModel& model) {
   request.form = ApiRequest::Form::chat;
   read_form(fields, model, request);
   CompletionRequest one = read_common(fields, model);
+  read_answer(fields, model, one);
   one.max_tokens = read_most(fields, {"max_tokens", "max_completion_tokens"}, model);
   const std::optional<std::int64_t> top = fields.integer("top_logprobs", 0, 20);
   if (fields.boolean("logprobs", false)) {
@@ -474,6 +606,7 @@ ApiRequest parse_chat(const Value& body, const ServedModel& model) {
     fields.bad("top_logprobs", *fields.find("top_logprobs"), "absent without logprobs");
   }
   const std::string tools = read_tools(fields, model, request);
+  read_tool_choice(fields, model, request, one);
   one.prompt = ids_of_chat(read_messages(fields.needed("messages", "a list of one or more"), "messages"),
                            model, tools);
   check_prompt(one.prompt, "messages", model);
@@ -488,6 +621,7 @@ ApiRequest parse_text(const Value& body, const ServedModel& model) {
   request.form = ApiRequest::Form::text;
   read_form(fields, model, request);
   CompletionRequest one = read_common(fields, model);
+  read_answer(fields, model, one);
   one.max_tokens = read_most(fields, {"max_tokens"}, model);
   if (fields.find("max_tokens") == nullptr && model.max_tokens < 0) one.max_tokens = 16;  // OpenAI's default
   if (const auto top = fields.integer("logprobs", 0, 20)) one.top_logprobs = static_cast<int>(*top);
@@ -507,6 +641,7 @@ ApiRequest parse_native(const Value& body, const ServedModel& model) {
   read_form(fields, model, request);
   if (request.n != 1) fields.bad("n", *fields.find("n"), "1");
   CompletionRequest one = read_common(fields, model, kLlamaServer);
+  read_answer(fields, model, one);
   one.max_tokens = read_most(fields, {"n_predict", "max_tokens"}, model);
   if (const auto top = fields.integer("n_probs", 0, 100); top && *top > 0)
     one.top_logprobs = static_cast<int>(*top);
@@ -530,6 +665,7 @@ ApiRequest parse_responses(const Value& body, const ServedModel& model) {
   read_form(fields, model, request);
   if (request.n != 1) fields.bad("n", *fields.find("n"), "1");
   CompletionRequest one = read_common(fields, model);
+  read_answer(fields, model, one);
   one.max_tokens = read_most(fields, {"max_output_tokens"}, model);
   std::vector<runtime::ChatMessage> messages;
   if (const auto system = fields.text("instructions")) messages.push_back({"system", *system});

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -39,10 +40,11 @@ class ApiError : public std::exception {
 struct ServedModel {
   std::string name;
   const runtime::Tokenizer& tokenizer;
-  const runtime::ChatTemplate* chat = nullptr;  ///< null: the file has none
-  std::int64_t context = 0;                     ///< tokens
-  std::int64_t max_tokens = -1;                 ///< most of an answer; -1: as many as fit
-  int most_choices = 1;                         ///< of `n`
+  const runtime::ChatTemplate* chat = nullptr;            ///< null: the file has none
+  std::int64_t context = 0;                               ///< tokens
+  std::int64_t max_tokens = -1;                           ///< most of an answer; -1: as many as fit
+  int most_choices = 1;                                   ///< of `n`
+  std::shared_ptr<const runtime::TokenTexts> texts = {};  ///< of the tokenizer, for grammars
 };
 
 /// What a request asks for.
@@ -58,7 +60,8 @@ struct ApiRequest {
 };
 
 /// JSON of at most 64 levels, an object. Error 400 for anything else. Not ordered_json, which compares each key of an object
-/// with all before it: a body of a megabyte would take seconds.
+/// with all before it: a body of a megabyte would take seconds. The order of the keys inside "properties" of a schema is kept
+/// beside them, for the functions below.
 [[nodiscard]] nlohmann::json parse_body(std::string_view text);
 
 // Errors: ApiError, which names the field, what it is and what is allowed. Fields that are not known are left out of account,

@@ -128,8 +128,9 @@ ExitCode serve_command(const Arguments& arguments) {
   runtime::Scheduler scheduler(*transformer, model.tokenizer(), cache, scheduling);
 
   const std::string name = flags.alias.value_or(std::filesystem::path(flags.model.model).filename().string());
-  const ServedModel served{name,         model.tokenizer(), chat ? &*chat : nullptr, model.context(),
-                           flags.tokens, flags.slots};
+  const ServedModel served{
+      name,        model.tokenizer(), chat ? &*chat : nullptr, model.context(), flags.tokens,
+      flags.slots, model.texts()};
   Service service(flags, served, scheduler, cache);
   {
     const HttpServer server(
