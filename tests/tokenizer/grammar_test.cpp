@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 
 #include "headwater/error.hpp"
 #include "runtime/generate/model_file.hpp"
+#include "runtime/generate/sampler.hpp"
 #include "runtime/grammar/builder.hpp"
 #include "runtime/grammar/token_filter.hpp"
 #include "runtime/support/utf8.hpp"
@@ -566,6 +568,39 @@ TEST(TokenFilter, AllowsTheTokensThatGoOn) {
   TokenFilter stuck({Grammar::gbnf("root ::= [\\u0378]"), texts});
   const std::string refused = refusal([&] { stuck.restrict_to_allowed(logits); });
   EXPECT_TRUE(refused == "accepted" || refused.find("no token of the vocabulary") == 0) << refused;
+}
+
+// A draw among what is allowed has the chances that it has among all, biases and penalties included; 1500 draws are off by five
+// deviations once in two million.
+TEST(TokenFilter, DrawsHaveTheChancesOfWhatIsAllowed) {
+  const ModelFile file(MODELS "/headwater-tiny-f16.gguf");
+  const Tokenizer& tokenizer = file.tokenizer();
+  const auto id_of = [&](const char* text) { return tokenizer.encode(text, false, false).at(0); };
+  std::vector<float> logits(static_cast<std::size_t>(tokenizer.size()), -3.0F);
+  // Twenty tokens that are likely and not allowed: some are met one by one, and then all are left out.
+  for (std::size_t i = 1000; i < 1020; ++i) logits[i] = 2.0F;
+  logits[static_cast<std::size_t>(id_of("b"))] = 1.0F;
+  logits[static_cast<std::size_t>(id_of("c"))] = 9.0F;
+  SamplingOptions options;
+  options.answer = {Grammar::gbnf("root ::= [ab] [ab]"), std::make_shared<const TokenTexts>(tokenizer)};
+  options.logit_bias = {{id_of("a"), 4.0 + std::log(3.0)},
+                        {id_of("c"), -10.0}};  // three times as likely as b
+  options.temperature = 1;
+  Sampler sampler(options, tokenizer.size());
+  int a = 0, b = 0;
+  constexpr int kDraws = 1500;
+  for (int i = 0; i < kDraws; ++i) {
+    sampler.begin_answer();
+    const std::int32_t id = sampler.draw(logits);
+    a += id == id_of("a") ? 1 : 0;
+    b += id == id_of("b") ? 1 : 0;
+  }
+  const int pairs = kDraws - a - b;  // "aa", "ab", "ba" and "bb", as far as they are tokens
+  EXPECT_LT(pairs, kDraws / 10);
+  EXPECT_NEAR(a / static_cast<double>(a + b), 0.75, 5 * std::sqrt(0.75 * 0.25 / kDraws));
+  options.temperature = 0;
+  Sampler greedy(options, tokenizer.size());
+  EXPECT_EQ(greedy.draw(logits), id_of("a"));
 }
 
 }  // namespace
