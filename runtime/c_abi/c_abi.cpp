@@ -36,7 +36,8 @@ struct headwater_model {
   std::string name;
   std::string warnings;  // a line each
   runtime::Precision precision;
-  std::string chat_template;  // empty: the file's own
+  std::string chat_template;                         // empty: the file's own
+  std::shared_ptr<const runtime::TokenTexts> texts;  // of all restricted samplers; keeps the file
 };
 
 struct headwater_conversation {
@@ -62,8 +63,10 @@ struct headwater_conversation {
 };
 
 struct headwater_sampler {
-  runtime::Sampler sampler;
+  runtime::SamplingOptions options;
   std::int64_t vocabulary;
+  runtime::Sampler sampler;
+  bool begun = false;  // a token was drawn or accepted
 };
 
 namespace {
@@ -251,6 +254,26 @@ headwater_sampling sampling_of(const runtime::SamplingOptions& options) {
   return {0, options.temperature, options.top_k, options.top_p, options.min_p, options.seed};
 }
 
+/// The tokenizer lives as long as the texts.
+std::shared_ptr<const runtime::TokenTexts> texts_of(const std::shared_ptr<const runtime::ModelFile>& file) {
+  struct Kept {
+    std::shared_ptr<const runtime::ModelFile> file;
+    runtime::TokenTexts texts;
+  };
+  const std::shared_ptr<const Kept> kept(new Kept{file, runtime::TokenTexts(file->tokenizer())});
+  return {kept, &kept->texts};
+}
+
+std::shared_ptr<const runtime::Grammar> grammar_of(std::int32_t kind, const char* text) {
+  check_range(kind, HEADWATER_GRAMMAR_GBNF, HEADWATER_GRAMMAR_JSON_OBJECT, "kind");
+  if (kind == HEADWATER_GRAMMAR_JSON_OBJECT) {
+    if (text != nullptr) invalid("text is set, and kind is HEADWATER_GRAMMAR_JSON_OBJECT; allowed: NULL");
+    return runtime::Grammar::json_object();
+  }
+  needed(text, "text");
+  return kind == HEADWATER_GRAMMAR_GBNF ? runtime::Grammar::gbnf(text) : runtime::Grammar::json_schema(text);
+}
+
 void check_ids(const headwater_conversation& conversation, std::span<const std::int32_t> ids) {
   const std::int64_t last = conversation.transformer.model().config().vocabulary - 1;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -347,7 +370,9 @@ headwater_status headwater_model_open_with(const char* path, const headwater_mod
     std::string name = file->config().name;
     std::string warnings;
     for (const std::string& line : file->tokenizer().warnings()) warnings += line + "\n";
-    *model = new headwater_model{std::move(file), std::move(name), std::move(warnings), precision, {}};
+    auto texts = texts_of(file);
+    *model = new headwater_model{std::move(file), std::move(name), std::move(warnings), precision, {},
+                                 std::move(texts)};
   });
 }
 
@@ -685,13 +710,32 @@ headwater_status headwater_sampler_open(const headwater_sampling* sampling, int6
             ? sampling_of({})
             : struct_of<headwater_sampling>(sampling, sampling->struct_size, kSamplingSize1, "sampling");
     check_range(vocabulary, 1, kMostElements, "vocabulary");
-    *sampler = new headwater_sampler{
-        runtime::Sampler({from.temperature, from.top_k, from.top_p, from.min_p, from.seed}, vocabulary),
-        vocabulary};
+    const runtime::SamplingOptions options = {from.temperature, from.top_k, from.top_p, from.min_p,
+                                              from.seed};
+    *sampler = new headwater_sampler{options, vocabulary, runtime::Sampler(options, vocabulary)};
   });
 }
 
 void headwater_sampler_close(headwater_sampler* sampler) { delete sampler; }
+
+headwater_status headwater_sampler_restrict(headwater_sampler* sampler, const headwater_model* model,
+                                            int32_t kind, const char* text) {
+  return guarded([&] {
+    headwater_sampler& own = *needed(sampler, "sampler");
+    const std::int64_t vocabulary = file_of(model).config().vocabulary;
+    if (own.vocabulary != vocabulary) {
+      invalid(fmt::format("model has a vocabulary of {} tokens; allowed: {}, as sampler", vocabulary,
+                          own.vocabulary));
+    }
+    if (own.begun) {
+      throw Error(ErrorCode::wrong_state,
+                  "the sampler has drawn or accepted a token; allowed: before the first one");
+    }
+    runtime::SamplingOptions options = own.options;
+    options.answer = {grammar_of(kind, text), model->texts};
+    own.sampler = runtime::Sampler(options, vocabulary);
+  });
+}
 
 headwater_status headwater_sampler_draw(headwater_sampler* sampler, const float* logits, int64_t count,
                                         int32_t* id) {
@@ -700,5 +744,19 @@ headwater_status headwater_sampler_draw(headwater_sampler* sampler, const float*
     check_range(count, own.vocabulary, own.vocabulary, "count");
     const std::span<const float> all = elements(logits, count, "logits", "count");
     *needed(id, "id") = own.sampler.draw(all);
+    own.begun = true;
+  });
+}
+
+headwater_status headwater_sampler_accept(headwater_sampler* sampler, int32_t id) {
+  return guarded([&] {
+    headwater_sampler& own = *needed(sampler, "sampler");
+    check_range(id, 0, own.vocabulary - 1, "id");
+    if (!own.sampler.allows(id)) {
+      invalid(fmt::format(
+          "id is {}, which does not go on with a text of the grammar; allowed: a token that does", id));
+    }
+    own.sampler.accept(id);
+    own.begun = true;
   });
 }

@@ -58,6 +58,8 @@ class Sampler {
   /// end it included. Both need memory only where there are such.
   void read_prompt(std::span<const std::int32_t> ids);
   void accept(std::int32_t id);
+  /// Whether the grammar, where there is one, lets the answer go on with this id. Errors of TokenFilter.
+  [[nodiscard]] bool allows(std::int32_t id) { return !filter_ || filter_->allows(id); }
 
  private:
   struct Candidate {

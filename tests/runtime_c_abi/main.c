@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
   test_long_windows();
   test_long_texts();
   test_sampling();
+  test_grammars(model);
   test_example(model);
   /* A conversation keeps what it needs of its model. */
   headwater_conversation* talk = small_talk(model, HEADWATER_SELECT_BLOCKS);

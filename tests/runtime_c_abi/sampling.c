@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/runtime_c_abi/talks.h"
 
@@ -42,6 +43,7 @@ void test_sampling(void) {
     OK(headwater_sampler_draw(twin, logits, COUNT, &second));
     OK(headwater_sampler_draw(third, logits, COUNT, &other));
     CHECK_EQUAL(first, second);
+    OK(headwater_sampler_accept(twin, second)); /* without a grammar it changes nothing */
     different += first != 6;
     others += first != other;
   }
@@ -115,4 +117,109 @@ void test_sampling(void) {
   sampling.top_p = 1;
   sampling.struct_size = 5000;
   REFUSED(headwater_sampler_open(&sampling, COUNT, &sampler), "sampling.struct_size is 5000");
+}
+
+/* What the small model writes under a grammar, up to the token that ends it; `text` has 256 bytes. */
+static void write_answer(headwater_model* model, headwater_sampler* sampler, char* text) {
+  headwater_conversation* talk = small_talk(model, HEADWATER_SELECT_BLOCKS);
+  int32_t id = 300, flags = 0;
+  int64_t bytes = 0, used = 0, count = 0;
+  const float* logits = NULL;
+  OK(headwater_conversation_feed(talk, &id, 1));
+  for (int i = 0; i < 60; ++i) {
+    OK(headwater_conversation_logits(talk, &logits, &count));
+    OK(headwater_sampler_draw(sampler, logits, count, &id));
+    OK(headwater_sampler_accept(sampler, id));
+    OK(headwater_token_piece(model, id, text + used, 255 - used, &bytes, &flags));
+    if ((flags & HEADWATER_TOKEN_END) != 0) break;
+    used += bytes;
+    OK(headwater_conversation_append(talk, id));
+  }
+  text[used] = '\0';
+  CHECK((flags & HEADWATER_TOKEN_END) != 0);
+  /* What has ended goes on with nothing but its end. */
+  OK(headwater_sampler_draw(sampler, logits, count, &id));
+  OK(headwater_token_piece(model, id, NULL, 0, &bytes, &flags));
+  CHECK((flags & HEADWATER_TOKEN_END) != 0);
+  headwater_conversation_close(talk);
+}
+
+void test_grammars(headwater_model* model) {
+  headwater_sampling sampling;
+  headwater_sampler *sampler = NULL, *other = NULL;
+  int32_t ids[3] = {0}, id = -1;
+  int64_t count = 0;
+  static float logits[VOCABULARY];
+  OK(headwater_tokenize(model, "y", 1, 0, 0, ids, 3, &count));
+  logits[ids[0]] = 1;
+  OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
+  OK(headwater_sampler_open(NULL, VOCABULARY - 1, &other));
+  REFUSED(headwater_sampler_restrict(NULL, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""),
+          "sampler is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, NULL, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""),
+          "model is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, NULL), "text is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_SCHEMA, NULL), "text is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, "{}"), "allowed: NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, 3, NULL), "kind is 3; allowed: 0 .. 2");
+  REFUSED(headwater_sampler_restrict(sampler, model, -1, NULL), "kind is -1");
+  REFUSED(headwater_sampler_restrict(other, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
+          "4096 tokens; allowed: 4095");
+  headwater_sampler_close(other);
+
+  /* The last grammar that was accepted. */
+  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\""));
+  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"yes\" | \"no\""));
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\n"),
+          "grammar, line 2");
+  REFUSED(headwater_sampler_accept(NULL, 1), "sampler is NULL");
+  REFUSED(headwater_sampler_accept(sampler, -1), "id is -1; allowed: 0 .. 4095");
+  REFUSED(headwater_sampler_accept(sampler, VOCABULARY), "id is 4096");
+  OK(headwater_sampler_accept(sampler, ids[0]));
+  REFUSED(headwater_sampler_accept(sampler, ids[0]), "does not go on with a text of the grammar");
+  FAILS(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
+        HEADWATER_WRONG_STATE, "drawn or accepted");
+  headwater_sampler_close(sampler);
+  OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
+  OK(headwater_sampler_draw(sampler, logits, VOCABULARY, &id));
+  FAILS(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
+        HEADWATER_WRONG_STATE, "drawn or accepted");
+  headwater_sampler_close(sampler);
+
+  /* A draw that is refused is none. */
+  OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
+  REFUSED(headwater_sampler_draw(sampler, logits, 1, &id), "count is 1");
+  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"y\""));
+  headwater_sampler_close(sampler);
+
+  /* Drawn answers are of the schema, and differ. */
+  char first[256] = {0}, text[256] = {0};
+  OK(headwater_sampling_init(&sampling, sizeof sampling));
+  sampling.temperature = 2;
+  for (int i = 0; i < 8; ++i) {
+    char name = 0, rest = 0;
+    int number = -1;
+    sampling.seed = (uint64_t)i;
+    OK(headwater_sampler_open(&sampling, VOCABULARY, &sampler));
+    OK(headwater_sampler_restrict(
+        sampler, model, HEADWATER_GRAMMAR_JSON_SCHEMA,
+        "{\"properties\": {\"name\": {\"enum\": [\"x\", \"y\"]}, \"n\": {\"type\": \"integer\", \"minimum\": "
+        "0, "
+        "\"maximum\": 99}}, \"required\": [\"name\", \"n\"], \"additionalProperties\": false}"));
+    write_answer(model, sampler, text);
+    CHECK_EQUAL(sscanf(text, " { \"name\" : \"%c\" , \"n\" : %d %c", &name, &number, &rest), 3);
+    CHECK((name == 'x' || name == 'y') && number >= 0 && number <= 99 && rest == '}');
+    if (i == 0) strcpy(first, text);
+    headwater_sampler_close(sampler);
+  }
+  CHECK(strcmp(first, text) != 0);
+
+  /* A sampler keeps what it needs of its model. */
+  headwater_model* const closed = opened(MODEL_FILE);
+  OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
+  OK(headwater_sampler_restrict(sampler, closed, HEADWATER_GRAMMAR_JSON_OBJECT, NULL));
+  headwater_model_close(closed);
+  OK(headwater_sampler_draw(sampler, logits, VOCABULARY, &id));
+  CHECK(id != ids[0]);
+  headwater_sampler_close(sampler);
 }

@@ -40,6 +40,7 @@ void test_compare_other_chunks(headwater_model* model);
 void test_cache_types(headwater_model* model);
 void test_long_windows(void);
 void test_sampling(void);
+void test_grammars(headwater_model* model);
 /* Conversations that go on in several. */
 void test_forks(const char* path);
 /* A fork and what it was made of, on two threads. */
