@@ -4,6 +4,7 @@ import array
 import codecs
 import contextlib
 import ctypes
+import json
 import math
 import os
 import sys
@@ -222,6 +223,7 @@ class Model(_native.Owner):
 
     def generate(self, prompt: str | Iterable[int], *, max_tokens: int | None = 128, temperature: float = 0.0,
                  top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, stop: str | Sequence[str] = (),
+                 grammar: str | None = None, json_schema: dict[str, Any] | bool | str | None = None,
                  capacity: SupportsIndex | None = None,
                  **options: "Unpack[_options.ConversationOptions]") -> Iterator[str]:
         """An iterator of what the model writes after a prompt, a piece of text at a time, whole characters.
@@ -229,9 +231,13 @@ class Model(_native.Owner):
         prompt: a text (BOS is put in front where the model has it so, texts of control tokens are those tokens), or ids.
         max_tokens: None is until the text ends or the capacity is used. temperature 0 takes the best token; else one is
         drawn from what top_k, top_p and min_p leave; equal seeds draw equal texts. It ends before a token that ends texts,
-        and before the first of the strings `stop`. capacity, options: of conversation(); a capacity of None is what is
-        needed, up to the model's context. Errors: now those of conversation(); ValueError (a prompt of more tokens than the
-        context); while it goes on those of Conversation.feed().
+        and before the first of the strings `stop`. grammar: the text is one of this grammar, in llama.cpp's notation (GBNF).
+        json_schema, in its place: the text is JSON of this schema, a dict (properties come in its order) or its JSON; True: any
+        JSON object. What max_tokens or the capacity cuts off is the beginning of such a text. capacity, options: of
+        conversation(); a capacity of None is what is needed, up to the model's context. Errors: now those of
+        conversation(); ValueError (a prompt of more tokens than the context; a grammar or schema that is damaged, too large
+        or not supported: where); while it goes on those of Conversation.feed(), ValueError (a grammar that no token goes on
+        with, or that takes too much).
         """
         _options.known(options, self.generate, self.conversation)
         ids = self._prompt(prompt, "prompt")
@@ -241,7 +247,7 @@ class Model(_native.Owner):
             if len(ids) > capacity:
                 raise ValueError(f"prompt has {len(ids)} tokens; allowed: 1 .. {capacity}, the model's context")
             capacity = min(capacity, len(ids) + max(most - 1, 0))
-        sampler = _Sampler(self.vocabulary, temperature, top_k, top_p, min_p, seed)
+        sampler = _Sampler(self, temperature, top_k, top_p, min_p, seed, grammar, json_schema)
         talk = self.conversation(capacity=capacity, **options)
         talk._below._warn_of_clamp(talk._asked, 1)
         answer = _Answer(self, talk, sampler, most, _StopText(stop))
@@ -552,8 +558,33 @@ class Conversation(_native.Owner):
         return self._below.chunks
 
 
+def _grammar_of(grammar, json_schema):
+    """(kind, bytes or None) of what an answer follows; None: of nothing."""
+    if grammar is not None and json_schema is not None:
+        raise ValueError("grammar and json_schema are given; allowed: one of them")
+    if json_schema is True:
+        return _runtime.JSON_OBJECT, None
+    if grammar is None and json_schema is None:
+        return None
+    name = "json_schema" if grammar is None else "grammar"
+    text = json_schema if grammar is None else grammar
+    if isinstance(json_schema, dict):
+        try:
+            text = json.dumps(json_schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as problem:
+            kind = TypeError if isinstance(problem, TypeError) else ValueError
+            raise kind(f"json_schema is no JSON: {problem}; allowed: texts, numbers, lists, dicts, True, False, None") from None
+    elif grammar is None and not isinstance(text, str):
+        raise (ValueError if text is False else TypeError)(
+            f"json_schema is {text!r}; allowed: a dict, a text in JSON, True: any object, or None")
+    data = _options.text(text, name)
+    if b"\0" in data:
+        raise ValueError(f"{name}[{text.index(chr(0))}] is NUL; allowed: other characters")
+    return _runtime.JSON_SCHEMA if grammar is None else _runtime.GBNF, data
+
+
 class _Sampler(_native.Owner):
-    def __init__(self, vocabulary, temperature, top_k, top_p, min_p, seed):
+    def __init__(self, model, temperature, top_k, top_p, min_p, seed, grammar, json_schema):
         native = _runtime.initialised(_runtime.Sampling, _library.headwater_sampling_init)
         native.temperature = _options.number(temperature, "temperature")
         native.top_k = _options.integer(top_k, "top_k")
@@ -563,16 +594,21 @@ class _Sampler(_native.Owner):
             raise ValueError(f"seed is {number}; allowed: 0 .. {_options._MOST}")
         native.seed = number
         self._handle = ctypes.c_void_p()
-        _check(_library.headwater_sampler_open(_byref(native), vocabulary, _byref(self._handle)))
+        followed = _grammar_of(grammar, json_schema)
+        _check(_library.headwater_sampler_open(_byref(native), model.vocabulary, _byref(self._handle)))
+        if followed is not None:
+            _check(_library.headwater_sampler_restrict(self._handle, model._handle, *followed))
 
     def __del__(self):
         if getattr(self, "_handle", None):
             _library.headwater_sampler_close(self._handle)
 
     def draw(self, talk):
+        """The answer's next token."""
         token = ctypes.c_int32()
         with talk._logits() as (address, count):
             _check(_library.headwater_sampler_draw(self._handle, address, count, _byref(token)))
+        _check(_library.headwater_sampler_accept(self._handle, token))
         return token.value
 
 
@@ -680,17 +716,17 @@ class Chat(_native.Owner):
             f"<headwater.Chat with {talk.model.name!r}: {talk._below._held()}>")
 
     def say(self, text: str, question: str | None = None, *, max_tokens: int | None = 512, temperature: float = 0.0,
-            top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0,
-            stop: str | Sequence[str] = ()) -> Iterator[str]:
+            top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, stop: str | Sequence[str] = (),
+            grammar: str | None = None, json_schema: dict[str, Any] | bool | str | None = None) -> Iterator[str]:
         """An iterator of the model's answer to a turn of the user, a piece of text at a time. Nothing is read before the first
         piece is asked for.
 
         text: what the user says, or a document; question: goes on after it, and sees every token before it. The rest is as
         of Model.generate(). What is read and written is kept; an answer that max_tokens, a stop string or the caller cut
         off is closed by the next turn, and its iterator then ends by RuntimeError. Errors: now TypeError, ValueError; while
-        it goes on those of Conversation.feed(): a turn that did not get to its end was not said.
+        it goes on those of Model.generate(): a turn that did not get to its end was not said.
         """
-        sampler = _Sampler(self._model.vocabulary, temperature, top_k, top_p, min_p, seed)
+        sampler = _Sampler(self._model, temperature, top_k, top_p, min_p, seed, grammar, json_schema)
         answer = _Answer(self._model, self.conversation, sampler, _most_tokens(max_tokens), _StopText(stop))
         _options.text(text, "text")
         if question is not None and not _options.text(question, "question"):

@@ -12,6 +12,7 @@ ABI_VERSION = 1
 PROJECTIONS = {"auto": 0, "f32": 1, "bf16": 2, "int8": 3}
 CACHE_TYPES = {"auto": 0, "f32": 1, "f16": 2, "bf16": 3, "q8_0": 4}
 ROPE_SCALINGS = {"none": 1, "linear": 2, "yarn": 3}
+GBNF, JSON_SCHEMA, JSON_OBJECT = 0, 1, 2
 CONTROL, END = 1, 2
 AFTER_FIRST_CHUNK, ENDS_QUERY_BLOCK = 1, 2
 
@@ -62,7 +63,9 @@ _CALLS = {
     "conversation_compare": [_POINTER, _POINTER, _POINTER, _I64, _I64, ctypes.POINTER(Comparison)],
     "sampling_init": [ctypes.POINTER(Sampling), _SIZE],
     "sampler_open": [ctypes.POINTER(Sampling), _I64, _OUT],
+    "sampler_restrict": [_POINTER, _POINTER, _I32, _TEXT],
     "sampler_draw": [_POINTER, _POINTER, _I64, ctypes.POINTER(_I32)],
+    "sampler_accept": [_POINTER, _I32],
 }
 _TEXTS = {"runtime_last_error": [], "model_name": [_POINTER], "model_architecture": [_POINTER],
           "model_warnings": [_POINTER]}

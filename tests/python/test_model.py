@@ -390,6 +390,19 @@ class Generated(Tests):
         self.assertEqual("".join(map(text.push, "before it, " + long[:-1] + "!")), "before it, " + long[:-1] + "!")
         self.assertEqual(("".join(map(text.push, "z" + long)), text.found), ("z", True))
 
+    def test_an_answer_follows_a_grammar(self):
+        schema = {"properties": {"z": {"enum": ["é", 5]}, "a": {"type": "integer", "maximum": 9}}, "required": ["z", "a"],
+                  "additionalProperties": False}
+        for one in (schema, json.dumps(schema)):
+            for sampling in ({}, {"temperature": 2.0, "seed": 3}):
+                with self.subTest(schema=one, sampling=sampling):
+                    said = json.loads("".join(self.model.generate(PROMPT, json_schema=one, max_tokens=None, capacity=100, **sampling)))
+                    self.assertEqual(list(said), ["z", "a"])
+                    self.assertIn(said["z"], ("é", 5))
+                    self.assertLessEqual(said["a"], 9)
+        self.assertEqual("".join(self.model.generate(PROMPT, json_schema=True, max_tokens=2)).lstrip()[0], "{")
+        self.assertEqual("".join(self.model.generate(PROMPT, grammar='root ::= "a"{5} "é"')), "aaaaaé")
+
     def test_characters_are_whole(self):
         """Tokens of bytes: a model that draws bytes at random writes no half characters, but U+FFFD."""
         model = headwater.Model(FIXTURES / "llama-linear.gguf")
@@ -419,6 +432,13 @@ class Generated(Tests):
                    ({"stop": 5}, TypeError, "stop is 5; allowed: a sequence of texts"),
                    ({"max_tokens": True}, TypeError, "max_tokens is True"), ({"top_k": 1.5}, TypeError, "top_k is 1.5"),
                    ({"temperature": float("nan")}, ValueError, "temperature is NaN"),
+                   ({"grammar": 'root ::= "a'}, ValueError, "grammar, line 1: "), ({"grammar": b"x"}, TypeError, "grammar is a bytes"),
+                   ({"grammar": "x", "json_schema": True}, ValueError, "grammar and json_schema are given; allowed: one"),
+                   ({"grammar": "root\0"}, ValueError, r"grammar\[4\] is NUL"), ({"json_schema": "{"}, ValueError, "schema"),
+                   ({"json_schema": False}, ValueError, "json_schema is False; allowed: a dict, .* True: any object"),
+                   ({"json_schema": 1}, TypeError, "json_schema is 1; allowed: a dict"),
+                   ({"json_schema": {"enum": {1}}}, TypeError, "json_schema is no JSON: .*set"),
+                   ({"json_schema": {"maximum": float("nan")}}, ValueError, "json_schema is no JSON: "),
                    ({"temperature": "1"}, TypeError, "temperature is '1'"), ({"top_p": True}, TypeError, "top_p is True"),
                    ({"dense": "no"}, TypeError, "dense is 'no'"), ({"pinned": 481}, ValueError, "pinned is 481; allowed: 0 .. 480"),
                    ({"cache_type": ["f16"]}, ValueError, r"cache_type is \['f16'\]; allowed: 'auto'"),
@@ -656,7 +676,7 @@ class Conversations(Tests):
         talk.feed([1])
 
     def test_copies(self):
-        talk, chat, sampler = self.talk(), self.model.chat(), _model._Sampler(9, 0.0, 0, 1.0, 0.0, 0)
+        talk, chat, sampler = self.talk(), self.model.chat(), _model._Sampler(self.model, 0.0, 0, 1.0, 0.0, 0, None, None)
         talk.feed(self.ids[:20])
         for owner, allowed in ((self.model, r"the same one in other threads and after os\.fork\(\)"), (talk, r"fork\(\), a second conversation"),
                                (talk._below, "."), (chat, "a new one of Model"), (sampler, ".")):
@@ -882,6 +902,11 @@ class Chats(Tests):
         with self.assertRaisesRegex(ValueError, "no systems"):
             headwater.Model(TINY, chat_template="{% if messages[0].role == 'system' %}{{ raise_exception('no systems') }}"
                                                 "{% endif %}x").chat("be kind")
+
+    def test_a_turn_follows_a_grammar(self):
+        chat = self.model.chat(threads=1)
+        self.assertEqual("".join(chat.say("hello", grammar='root ::= "a"{5}')), "aaaaa")
+        self.assertEqual("".join(chat.say("more", json_schema={"const": [1, None]})), "[1,null]")
 
     def test_the_context_ends_an_answer(self):
         chat = self.model.chat(capacity=40, threads=1)

@@ -44,6 +44,8 @@ assert_type(model.bos, int | None)
 assert_type("".join(model.generate("text", max_tokens=5, chunk=256, pinned=8, dense_tail=32, engine=None)), str)
 model.generate("text", chunkk=5)  # E: "chunkk"
 model.generate("text", scale=1.0)  # E: "scale"
+model.generate("text", json_schema={"type": "object", "required": ["a"]}, temperature=1)
+model.generate("text", grammar=5)  # E: has incompatible type
 talk = model.conversation(capacity=numpy.int64(64), cache_type="bf16", select="h2o")
 assert_type(talk, Conversation)
 assert_type(talk.fork(), Conversation)
