@@ -9,7 +9,7 @@
  * Errors. headwater_runtime_last_error() holds the line of this library's calls, headwater_last_error() those of
  * libheadwater.so's alone.
  *
- * Texts. UTF-8 with a length in bytes, where nothing else is said; a maximal ill-formed subsequence is read as U+FFFD.
+ * Texts. UTF-8 with a length in bytes; a maximal ill-formed subsequence is read as U+FFFD.
  *
  * Results of any length. `capacity` elements of the caller's array are written at most, and *count says how many there
  * are: where it is more, the call is made again with a larger array. The array may be NULL where capacity is 0.
@@ -348,18 +348,18 @@ HEADWATER_API void headwater_sampler_close(headwater_sampler* sampler);
 enum {
   HEADWATER_GRAMMAR_GBNF = 0,        /* `text` is in llama.cpp's notation; its rule `root` is the answer */
   HEADWATER_GRAMMAR_JSON_SCHEMA = 1, /* JSON that a JSON Schema (2020-12) describes; `text` is the schema */
-  HEADWATER_GRAMMAR_JSON_OBJECT = 2  /* any JSON object; `text` is NULL */
+  HEADWATER_GRAMMAR_JSON_OBJECT = 2  /* any JSON object; `text` is empty */
 };
 
 /* From here on the sampler draws only tokens that go on with a text of the grammar and, where that is complete, those that
  * end it (HEADWATER_TOKEN_END); headwater_sampler_accept() says which one the answer takes. Before the first draw; a second
- * call replaces the first. kind: HEADWATER_GRAMMAR_GBNF, _JSON_SCHEMA or _JSON_OBJECT. text: well-formed UTF-8 that ends with
- * NUL, at most 262144 bytes. The sampler keeps what it needs of the model, which may be closed. Errors: invalid_argument (a grammar that is
- * malformed, too large, not supported or of no text: where, and what is allowed; a sampler of another vocabulary than the
- * model's), wrong_state (a token was drawn or accepted), out_of_memory; then nothing has changed. */
+ * call replaces the first. kind: HEADWATER_GRAMMAR_GBNF, _JSON_SCHEMA or _JSON_OBJECT. text: at most 262144 bytes, all of
+ * them well-formed. The sampler keeps what it needs of the model, which may be closed. Errors: invalid_argument (a grammar
+ * that is malformed, too large, not supported or of no text: where, and what is allowed; a sampler of another vocabulary
+ * than the model's), wrong_state (a token was drawn or accepted), out_of_memory; then nothing has changed. */
 HEADWATER_API headwater_status headwater_sampler_restrict(headwater_sampler* sampler,
                                                           const headwater_model* model, int32_t kind,
-                                                          const char* text);
+                                                          const char* text, int64_t bytes);
 
 /* Draws a token from `count` logits, the vocabulary that the sampler was opened for. Equal logits rank by id. Errors:
  * invalid_argument (another count; a logit is NaN, or all are -inf; with a grammar: no token of the vocabulary goes on with a

@@ -559,11 +559,11 @@ class Conversation(_native.Owner):
 
 
 def _grammar_of(grammar, json_schema):
-    """(kind, bytes or None) of what an answer follows; None: of nothing."""
+    """(kind, text, its bytes) of what an answer follows; None: of nothing."""
     if grammar is not None and json_schema is not None:
         raise ValueError("grammar and json_schema are given; allowed: one of them")
     if json_schema is True:
-        return _runtime.JSON_OBJECT, None
+        return _runtime.JSON_OBJECT, b"", 0
     if grammar is None and json_schema is None:
         return None
     name = "json_schema" if grammar is None else "grammar"
@@ -578,9 +578,7 @@ def _grammar_of(grammar, json_schema):
         raise (ValueError if text is False else TypeError)(
             f"json_schema is {text!r}; allowed: a dict, a text in JSON, True: any object, or None")
     data = _options.text(text, name)
-    if b"\0" in data:
-        raise ValueError(f"{name}[{text.index(chr(0))}] is NUL; allowed: other characters")
-    return _runtime.JSON_SCHEMA if grammar is None else _runtime.GBNF, data
+    return _runtime.JSON_SCHEMA if grammar is None else _runtime.GBNF, data, len(data)
 
 
 class _Sampler(_native.Owner):

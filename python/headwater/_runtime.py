@@ -63,7 +63,7 @@ _CALLS = {
     "conversation_compare": [_POINTER, _POINTER, _POINTER, _I64, _I64, ctypes.POINTER(Comparison)],
     "sampling_init": [ctypes.POINTER(Sampling), _SIZE],
     "sampler_open": [ctypes.POINTER(Sampling), _I64, _OUT],
-    "sampler_restrict": [_POINTER, _POINTER, _I32, _TEXT],
+    "sampler_restrict": [_POINTER, _POINTER, _I32, _TEXT, _I64],
     "sampler_draw": [_POINTER, _POINTER, _I64, ctypes.POINTER(_I32)],
     "sampler_accept": [_POINTER, _I32],
 }

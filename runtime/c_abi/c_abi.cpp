@@ -264,14 +264,13 @@ std::shared_ptr<const runtime::TokenTexts> texts_of(const std::shared_ptr<const 
   return {kept, &kept->texts};
 }
 
-std::shared_ptr<const runtime::Grammar> grammar_of(std::int32_t kind, const char* text) {
+std::shared_ptr<const runtime::Grammar> grammar_of(std::int32_t kind, std::string_view text) {
   check_range(kind, HEADWATER_GRAMMAR_GBNF, HEADWATER_GRAMMAR_JSON_OBJECT, "kind");
-  if (kind == HEADWATER_GRAMMAR_JSON_OBJECT) {
-    if (text != nullptr) invalid("text is set, and kind is HEADWATER_GRAMMAR_JSON_OBJECT; allowed: NULL");
-    return runtime::Grammar::json_object();
-  }
-  needed(text, "text");
-  return kind == HEADWATER_GRAMMAR_GBNF ? runtime::Grammar::gbnf(text) : runtime::Grammar::json_schema(text);
+  if (kind == HEADWATER_GRAMMAR_GBNF) return runtime::Grammar::gbnf(text);
+  if (kind == HEADWATER_GRAMMAR_JSON_SCHEMA) return runtime::Grammar::json_schema(text);
+  if (!text.empty())
+    invalid(fmt::format("bytes is {}, and kind is HEADWATER_GRAMMAR_JSON_OBJECT; allowed: 0", text.size()));
+  return runtime::Grammar::json_object();
 }
 
 void check_ids(const headwater_conversation& conversation, std::span<const std::int32_t> ids) {
@@ -719,7 +718,7 @@ headwater_status headwater_sampler_open(const headwater_sampling* sampling, int6
 void headwater_sampler_close(headwater_sampler* sampler) { delete sampler; }
 
 headwater_status headwater_sampler_restrict(headwater_sampler* sampler, const headwater_model* model,
-                                            int32_t kind, const char* text) {
+                                            int32_t kind, const char* text, int64_t bytes) {
   return guarded([&] {
     headwater_sampler& own = *needed(sampler, "sampler");
     const std::int64_t vocabulary = file_of(model).config().vocabulary;
@@ -732,7 +731,7 @@ headwater_status headwater_sampler_restrict(headwater_sampler* sampler, const he
                   "the sampler has drawn or accepted a token; allowed: before the first one");
     }
     runtime::SamplingOptions options = own.options;
-    options.answer = {grammar_of(kind, text), model->texts};
+    options.answer = {grammar_of(kind, text_of(text, bytes, "text", "bytes")), model->texts};
     own.sampler = runtime::Sampler(options, vocabulary);
   });
 }

@@ -84,7 +84,7 @@ void GrammarMatcher::push(std::int32_t at, std::int32_t frame) {
   if (!grammar_->alive[index(at)]) return;
   if (++steps_ > kMostSteps) {
     throw Error(ErrorCode::invalid_argument,
-                "the grammar takes more than 33554432 steps for a token: it reads a text in too many ways; "
+                "the grammar takes more than 16777216 steps for a token: it reads a text in too many ways; "
                 "allowed: a "
                 "simpler one");
   }

@@ -14,7 +14,7 @@ namespace headwater::runtime {
 /// length, not exponentially, and both are bounded.
 class GrammarMatcher {
  public:
-  static constexpr std::size_t kMostSteps = std::size_t{1} << 25U;   ///< between calls of begin_work()
+  static constexpr std::size_t kMostSteps = std::size_t{1} << 24U;   ///< between calls of begin_work()
   static constexpr std::size_t kMostFrames = std::size_t{1} << 20U;  ///< and edges between them
 
   /// Where the text stands. Of the matcher that made it.

@@ -43,8 +43,8 @@ bool TokenFilter::read(std::string_view text, GrammarMatcher::State& to) {
 
 bool TokenFilter::allows(std::int32_t id) {
   const Tokenizer& tokenizer = answer_.texts->tokenizer();
-  if (tokenizer.is_end(id)) return state_.complete;
   if (id >= tokenizer.size()) return false;  // a logit without a token
+  if (tokenizer.is_end(id)) return state_.complete;
   if (ended_ || tokenizer.is_control(id)) return false;
   const std::string text = tokenizer.piece(id);
   if (text.empty()) return false;

@@ -434,7 +434,7 @@ class Generated(Tests):
                    ({"temperature": float("nan")}, ValueError, "temperature is NaN"),
                    ({"grammar": 'root ::= "a'}, ValueError, "grammar, line 1: "), ({"grammar": b"x"}, TypeError, "grammar is a bytes"),
                    ({"grammar": "x", "json_schema": True}, ValueError, "grammar and json_schema are given; allowed: one"),
-                   ({"grammar": "root\0"}, ValueError, r"grammar\[4\] is NUL"), ({"json_schema": "{"}, ValueError, "schema"),
+                   ({"grammar": "root\0"}, ValueError, "no ::= stands behind 'root'"), ({"json_schema": "{"}, ValueError, "schema"),
                    ({"json_schema": False}, ValueError, "json_schema is False; allowed: a dict, .* True: any object"),
                    ({"json_schema": 1}, TypeError, "json_schema is 1; allowed: a dict"),
                    ({"json_schema": {"enum": {1}}}, TypeError, "json_schema is no JSON: .*set"),

@@ -144,6 +144,11 @@ static void write_answer(headwater_model* model, headwater_sampler* sampler, cha
   headwater_conversation_close(talk);
 }
 
+static headwater_status restricted(headwater_sampler* sampler, const headwater_model* model, int32_t kind,
+                                   const char* text) {
+  return headwater_sampler_restrict(sampler, model, kind, text, text == NULL ? 0 : (int64_t)strlen(text));
+}
+
 void test_grammars(headwater_model* model) {
   headwater_sampling sampling;
   headwater_sampler *sampler = NULL, *other = NULL;
@@ -154,42 +159,39 @@ void test_grammars(headwater_model* model) {
   logits[ids[0]] = 1;
   OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
   OK(headwater_sampler_open(NULL, VOCABULARY - 1, &other));
-  REFUSED(headwater_sampler_restrict(NULL, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""),
-          "sampler is NULL");
-  REFUSED(headwater_sampler_restrict(sampler, NULL, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""),
-          "model is NULL");
-  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, NULL), "text is NULL");
-  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_SCHEMA, NULL), "text is NULL");
-  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, "{}"), "allowed: NULL");
-  REFUSED(headwater_sampler_restrict(sampler, model, 3, NULL), "kind is 3; allowed: 0 .. 2");
-  REFUSED(headwater_sampler_restrict(sampler, model, -1, NULL), "kind is -1");
-  REFUSED(headwater_sampler_restrict(other, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
-          "4096 tokens; allowed: 4095");
+  REFUSED(restricted(NULL, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""), "sampler is NULL");
+  REFUSED(restricted(sampler, NULL, HEADWATER_GRAMMAR_GBNF, "root ::= \"a\""), "model is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, NULL, 3), "text is NULL");
+  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root", -1), "bytes is -1");
+  REFUSED(restricted(sampler, model, HEADWATER_GRAMMAR_JSON_SCHEMA, NULL), "it is no JSON");
+  REFUSED(restricted(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, "{}"), "bytes is 2, and kind");
+  REFUSED(restricted(sampler, model, 3, NULL), "kind is 3; allowed: 0 .. 2");
+  REFUSED(restricted(sampler, model, -1, NULL), "kind is -1");
+  REFUSED(restricted(other, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL), "4096 tokens; allowed: 4095");
   headwater_sampler_close(other);
 
   /* The last grammar that was accepted. */
-  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\""));
-  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"yes\" | \"no\""));
-  REFUSED(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\n"),
-          "grammar, line 2");
+  OK(restricted(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\""));
+  OK(restricted(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"yes\" | \"no\""));
+  REFUSED(restricted(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"x\n"), "grammar, line 2");
   REFUSED(headwater_sampler_accept(NULL, 1), "sampler is NULL");
   REFUSED(headwater_sampler_accept(sampler, -1), "id is -1; allowed: 0 .. 4095");
   REFUSED(headwater_sampler_accept(sampler, VOCABULARY), "id is 4096");
   OK(headwater_sampler_accept(sampler, ids[0]));
   REFUSED(headwater_sampler_accept(sampler, ids[0]), "does not go on with a text of the grammar");
-  FAILS(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
-        HEADWATER_WRONG_STATE, "drawn or accepted");
+  FAILS(restricted(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL), HEADWATER_WRONG_STATE,
+        "drawn or accepted");
   headwater_sampler_close(sampler);
   OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
   OK(headwater_sampler_draw(sampler, logits, VOCABULARY, &id));
-  FAILS(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL),
-        HEADWATER_WRONG_STATE, "drawn or accepted");
+  FAILS(restricted(sampler, model, HEADWATER_GRAMMAR_JSON_OBJECT, NULL), HEADWATER_WRONG_STATE,
+        "drawn or accepted");
   headwater_sampler_close(sampler);
 
   /* A draw that is refused is none. */
   OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
   REFUSED(headwater_sampler_draw(sampler, logits, 1, &id), "count is 1");
-  OK(headwater_sampler_restrict(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"y\""));
+  OK(restricted(sampler, model, HEADWATER_GRAMMAR_GBNF, "root ::= \"y\""));
   headwater_sampler_close(sampler);
 
   /* Drawn answers are of the schema, and differ. */
@@ -201,7 +203,7 @@ void test_grammars(headwater_model* model) {
     int number = -1;
     sampling.seed = (uint64_t)i;
     OK(headwater_sampler_open(&sampling, VOCABULARY, &sampler));
-    OK(headwater_sampler_restrict(
+    OK(restricted(
         sampler, model, HEADWATER_GRAMMAR_JSON_SCHEMA,
         "{\"properties\": {\"name\": {\"enum\": [\"x\", \"y\"]}, \"n\": {\"type\": \"integer\", \"minimum\": "
         "0, "
@@ -217,7 +219,7 @@ void test_grammars(headwater_model* model) {
   /* A sampler keeps what it needs of its model. */
   headwater_model* const closed = opened(MODEL_FILE);
   OK(headwater_sampler_open(NULL, VOCABULARY, &sampler));
-  OK(headwater_sampler_restrict(sampler, closed, HEADWATER_GRAMMAR_JSON_OBJECT, NULL));
+  OK(restricted(sampler, closed, HEADWATER_GRAMMAR_JSON_OBJECT, NULL));
   headwater_model_close(closed);
   OK(headwater_sampler_draw(sampler, logits, VOCABULARY, &id));
   CHECK(id != ids[0]);
