@@ -125,6 +125,14 @@ def seeds():
         for key in body:
             for name, value in (("null", None), ("huge", 1e300), ("list", [[]]), ("object", {"a": {}}), ("text", "\0\ufffd")):
                 found[f"api/{name}-{key}-{which}"] = bytes([which]) + json.dumps(body | {key: value}).encode()
+    schema = {"properties": {"b": {"type": "string", "pattern": "^a{2,3}[^\\d]$"}, "a": {"$ref": "#/$defs/n"}}, "required": ["a"],
+              "additionalProperties": {"anyOf": [{"minimum": -5, "maximum": 70}, {"prefixItems": [True], "minItems": 1}]},
+              "$defs": {"n": {"enum": [1, "x"], "allOf": [{"minLength": 1}]}}}
+    forms = {"schema": {"json_schema": schema}, "grammar": {"grammar": 'root ::= ("a" | [^b-d\\n]{2,}) x\nx ::= . x?'},
+             "format": {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}}
+    for name, form in forms.items():
+        for which in (4, 5):
+            found[f"api/answer-{name}-{which}"] = bytes([which]) + json.dumps({"prompt": "a"} | form).encode()
     found |= {f"api/deep-{n}": b"\3" + b'{"a":' * n + b"1" + b"}" * n for n in (64, 65, 100000)}
     found["api/quotes"] = b"\3" + b'{"a":"' + b'\\"[' * 100 + b'"}'
     return found

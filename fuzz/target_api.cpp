@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands/serve/api_answer.hpp"
 #include "cli/commands/serve/api_request.hpp"
@@ -73,6 +74,12 @@ void ask(std::uint8_t path, const Json& body) {
     must(!one.prompt.empty() && std::ssize(one.prompt) < model().context && one.max_tokens >= -1);
     for (const std::int32_t id : one.prompt) must(id >= 0 && id < model().tokenizer.size());
     runtime::Sampler sampler(one.sampling, model().tokenizer.size());
+    const std::vector<float> logits(static_cast<std::size_t>(model().tokenizer.size()), 1.0F);
+    try {
+      for (int i = 0; i < 4; ++i) sampler.accept(sampler.draw(logits));
+    } catch (const Error&) {
+      must(one.sampling.answer.grammar != nullptr);  // which takes too much, or characters without a token
+    }
   }
   answer(asked);
 }

@@ -24,7 +24,7 @@ Share share_of(const CharacterSet& set, char32_t first, char32_t last) {
 
 }  // namespace
 
-CharacterSet normalised(CharacterSet set) {
+CharacterSet normalised(const CharacterSet& set) {
   CharacterSet scalars;
   for (const auto& [first, last] : set) {
     scalars.emplace_back(first, std::min(last, kBeforeSurrogates));
@@ -51,7 +51,7 @@ CharacterSet complement(const CharacterSet& set) {
     next = last + 1;
   }
   rest.emplace_back(next, kLastCharacter);
-  return normalised(std::move(rest));
+  return normalised(rest);
 }
 
 void GrammarBuilder::charge(std::size_t size) {
@@ -100,7 +100,7 @@ GrammarBuilder::Node GrammarBuilder::shared(Node body) {
 }
 
 GrammarBuilder::Node GrammarBuilder::set(CharacterSet set) {
-  set = normalised(std::move(set));
+  set = normalised(set);
   charge(set.size());
   if (set.empty()) return choice({});
   const auto [found, added] = sets_.try_emplace(std::move(set), Grammar::kNone);

@@ -17,7 +17,7 @@ namespace headwater::runtime {
 using CharacterSet = std::vector<std::pair<char32_t, char32_t>>;
 
 /// In order and apart; what is no character (surrogates, beyond U+10FFFF) is left out.
-[[nodiscard]] CharacterSet normalised(CharacterSet set);
+[[nodiscard]] CharacterSet normalised(const CharacterSet& set);
 /// Every character that is not in the set.
 [[nodiscard]] CharacterSet complement(const CharacterSet& set);
 

@@ -30,7 +30,13 @@ constexpr std::size_t kMostKeys = 4096;  // of one object: ordered_json compares
   throw Error(ErrorCode::invalid_argument, "json schema: " + message);
 }
 
-/// Values that say nothing of what a document may be.
+/// A name of the schema as a part of a place in a message.
+std::string in_line(const std::string& name) {
+  const std::string text = runtime::quoted(name);
+  return text.substr(1, text.size() - 2);
+}
+
+/// Keywords that cannot be followed from left to right, or are not.
 const std::set<std::string, std::less<>>& unsupported() {
   static const std::set<std::string, std::less<>> keywords = {"not",
                                                               "if",
@@ -228,7 +234,7 @@ class JsonSchema {
     const Json& value = schema[key];
     if (std::string_view(key) == "$ref") {
       const Json& target = target_of(value, place);
-      if (alone) return rule_of(target, value.get<std::string>());
+      if (alone) return rule_of(target, in_line(value.get<std::string>()));
       return node_of(both(rest, target, at, depth), at, depth + 1);
     }
     if (!value.is_array() || value.empty())
@@ -482,7 +488,8 @@ class JsonSchema {
       names.push_back(code_points(name));
     };
     for (const auto& [name, value] : named.items())
-      add(name, rule_of(value, fmt::format("{}/properties/{}", place, name)), required.erase(name) > 0);
+      add(name, rule_of(value, fmt::format("{}/properties/{}", place, in_line(name))),
+          required.erase(name) > 0);
     for (const std::string& name : required) {
       if (!open)
         refuse(fmt::format("{} requires {}, which is not among its properties; allowed: their names", place,

@@ -187,7 +187,7 @@ Node JsonStrings::any_character() {
 }
 
 Node JsonStrings::character(CharacterSet set) {
-  set = normalised(std::move(set));
+  set = normalised(set);
   const auto found = characters_.find(set);
   if (found != characters_.end()) return found->second;
   constexpr std::pair<char32_t, const char*> kEscapes[] = {{'"', "\\\""}, {'\\', "\\\\"}, {'\b', "\\b"},

@@ -441,6 +441,7 @@ TEST(JsonSchema, NamesWhatIsRefused) {
       {R"({"type": "text"})", "#/type is 'text'; allowed: object, array"},
       {R"({"type": []})", "#/type is '[]'"},
       {R"({"properties": {"a": {"not": {}}}})", "#/properties/a has 'not', which is not supported"},
+      {R"({"properties": {"a\nb": {"not": {}}}})", "#/properties/a\\x0Ab has 'not'"},
       {R"({"items": {"uniqueItems": true}})", "#/items has 'uniqueItems'"},
       {R"({"$ref": "other.json"})", "#/$ref is '\"other.json\"'"},
       {R"({"$ref": "#/$defs/a"})", "which is not there"},

@@ -373,7 +373,8 @@ void read_answer(const Fields& fields, const ServedModel& model, CompletionReque
   };
   if (const auto text = fields.text("grammar"); text && !text->empty())
     take("grammar", grammar_of("grammar", [&] { return runtime::Grammar::gbnf(*text); }));
-  if (const Value* const schema = fields.find("json_schema"); schema != nullptr && *schema != "")
+  if (const Value* const schema = fields.find("json_schema");
+      schema != nullptr && !(schema->is_string() && schema->get_ref<const std::string&>().empty()))
     take("json_schema", schema_grammar("json_schema", *schema));
   for (const std::string key : {"response_format", "text"}) {
     const Value* format = fields.find(key.c_str());
