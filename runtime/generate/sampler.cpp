@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
@@ -160,16 +159,9 @@ std::span<const float> Sampler::edited(std::span<const float> logits) {
 
 std::int32_t Sampler::draw(std::span<const float> logits) {
   if (options_.edits()) logits = edited(logits);
-  std::int32_t drawn = draw_edited(logits);
+  const std::int32_t drawn = draw_edited(logits);
   if (!filter_ || filter_->allows(drawn)) return drawn;
   if (!options_.edits()) edited_.assign(logits.begin(), logits.end());
-  // Most often one of the next tokens is allowed, and to try all of them takes longer.
-  constexpr std::size_t kTries = 8;
-  for (std::size_t i = 0; i < std::min(kTries, edited_.size() - 1); ++i) {
-    edited_[static_cast<std::size_t>(drawn)] = -std::numeric_limits<float>::infinity();
-    drawn = draw_edited(edited_);
-    if (filter_->allows(drawn)) return drawn;
-  }
   filter_->restrict_to_allowed(edited_);
   return draw_edited(edited_);
 }

@@ -30,8 +30,8 @@ struct SamplingOptions {
   std::int64_t repeat_last = 64;   ///< 0 or more
   double presence_penalty = 0.0;   ///< taken from the logit of each token of the answer; finite
   double frequency_penalty = 0.0;  ///< the same, times how often the token is in the answer; finite
-  /// What the answer may be; without a grammar, anything. A token that is not allowed is left out, and another one drawn, as
-  /// if it had never been there; after some such tokens all that are not allowed are left out.
+  /// What the answer may be; without a grammar, anything. Where the token that was drawn is not allowed, all that are not are
+  /// left out, and another one is drawn.
   AnswerGrammar answer = {};
 
   /// Whether a logit can change before the filters.

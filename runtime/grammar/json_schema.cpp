@@ -318,7 +318,8 @@ class JsonSchema {
   Node text(std::int64_t least = 0, std::int64_t most = GrammarBuilder::kUnlimited) {
     const Node quote = builder_.literal("\"");
     Node character = strings_.any_character();
-    if (most > 8 || least > 8) character = builder_.shared(character);
+    // Written out it is quicker to try tokens on (TokenFilter::Walk), and larger.
+    if (std::max(least, most) > 4096) character = builder_.shared(character);
     return builder_.sequence({quote, builder_.repeat(character, least, most), quote});
   }
 

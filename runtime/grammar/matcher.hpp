@@ -23,9 +23,11 @@ class GrammarMatcher {
       std::int32_t at = 0;   ///< the instruction that reads next
       std::int32_t row = 0;  ///< within a character, else its first row
       std::int32_t frame = 0;
+      bool operator==(const Thread&) const = default;
     };
     std::vector<Thread> threads;
     bool complete = false;  ///< the text so far is one of the grammar's
+    bool operator==(const State&) const = default;
   };
 
   explicit GrammarMatcher(std::shared_ptr<const Grammar> grammar);

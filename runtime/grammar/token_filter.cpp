@@ -1,6 +1,7 @@
 #include "runtime/grammar/token_filter.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -56,6 +57,74 @@ bool TokenFilter::allows(std::int32_t id) {
   return allowed;
 }
 
+/// Reads tokens that begin alike once. Inside a string most bytes lead to where they came from: states that need no new frame are
+/// known again, with where each byte leads.
+class TokenFilter::Walk {
+ public:
+  Walk(GrammarMatcher& matcher, const GrammarMatcher::State& first)
+      : matcher_(matcher), begin_(matcher.mark()), places_(1) {
+    places_[0].mark = begin_;
+    places_[0].known = known(first);
+  }
+  ~Walk() { matcher_.forget(begin_); }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+
+  /// Reads a byte behind `depth` others that were read; false: no text goes on so.
+  bool read(std::size_t depth, std::uint8_t byte) {
+    if (places_.size() < depth + 2) places_.resize(depth + 2);
+    Place &from = places_[depth], &to = places_[depth + 1];
+    const std::size_t known_from = from.known;
+    if (known_from != kUnknown) {
+      const std::int32_t next = known_[known_from].next[byte];
+      if (next == kNowhere) return false;
+      to.known = next == kNotTried ? kUnknown : static_cast<std::size_t>(next);
+      to.mark = begin_;
+      if (next != kNotTried) return true;
+    }
+    matcher_.forget(from.mark);
+    const bool goes_on =
+        matcher_.step(known_from == kUnknown ? from.state : known_[known_from].state, byte, to.state);
+    to.mark = matcher_.mark();
+    to.known = kUnknown;
+    if (goes_on && to.mark.frames == begin_.frames && to.mark.edges == begin_.edges)
+      to.known = known(to.state);
+    if (known_from != kUnknown && !goes_on) known_[known_from].next[byte] = kNowhere;
+    if (known_from != kUnknown && to.known != kUnknown)
+      known_[known_from].next[byte] = static_cast<std::int32_t>(to.known);
+    return goes_on;
+  }
+
+ private:
+  static constexpr std::size_t kMostKnown = 64;
+  static constexpr std::size_t kUnknown = kMostKnown;
+  static constexpr std::int32_t kNotTried = -1, kNowhere = -2;
+  struct Known {
+    GrammarMatcher::State state;
+    std::array<std::int32_t, 256> next{};
+  };
+  struct Place {
+    std::size_t known = kUnknown;
+    GrammarMatcher::State state;  // where it is not known
+    GrammarMatcher::Mark mark;
+  };
+
+  std::size_t known(const GrammarMatcher::State& state) {
+    const auto found =
+        std::find_if(known_.begin(), known_.end(), [&](const Known& one) { return one.state == state; });
+    if (found != known_.end()) return static_cast<std::size_t>(found - known_.begin());
+    if (known_.size() == kMostKnown) return kUnknown;
+    known_.push_back({state});
+    known_.back().next.fill(kNotTried);
+    return known_.size() - 1;
+  }
+
+  GrammarMatcher& matcher_;
+  const GrammarMatcher::Mark begin_;
+  std::vector<Place> places_;  // behind each byte of a token
+  std::vector<Known> known_;
+};
+
 void TokenFilter::restrict_to_allowed(std::span<float> logits) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   std::vector<bool> allowed(logits.size(), false);
@@ -66,28 +135,15 @@ void TokenFilter::restrict_to_allowed(std::span<float> logits) {
   };
   matcher_.begin_work();
   if (!ended_) {
-    // Tokens that begin alike are read once: states_[n] is behind n bytes of the token, marks those before each byte.
-    std::vector<GrammarMatcher::Mark> marks(1, matcher_.mark());
-    if (states_.empty()) states_.resize(1);
-    states_[0] = state_;
+    Walk walk(matcher_, state_);
     std::size_t depth = 0;  // bytes of the token before that were read
-    bool failed = false;    // at the next one
     for (const TokenTexts::Token& token : answer_.texts->sorted()) {
       if (token.shared > depth) continue;  // it has the byte at which the one before failed
       depth = token.shared;
-      matcher_.forget(marks[depth]);
-      failed = false;
-      for (; depth < token.text.size(); ++depth) {
-        if (states_.size() < depth + 2) states_.resize(depth + 2);
-        if (marks.size() < depth + 2) marks.resize(depth + 2);
-        failed =
-            !matcher_.step(states_[depth], static_cast<std::uint8_t>(token.text[depth]), states_[depth + 1]);
-        if (failed) break;
-        marks[depth + 1] = matcher_.mark();
-      }
-      if (!failed) allow(token.id);
+      while (depth < token.text.size() && walk.read(depth, static_cast<std::uint8_t>(token.text[depth])))
+        ++depth;
+      if (depth == token.text.size()) allow(token.id);
     }
-    matcher_.forget(marks[0]);
   }
   const Tokenizer& tokenizer = answer_.texts->tokenizer();
   for (std::int32_t id = 0; id < static_cast<std::int32_t>(logits.size()); ++id) {

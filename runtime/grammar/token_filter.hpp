@@ -54,13 +54,13 @@ class TokenFilter {
   void accept(std::int32_t id);
 
  private:
+  class Walk;
   bool read(std::string_view text, GrammarMatcher::State& to);
 
   AnswerGrammar answer_;
   GrammarMatcher matcher_;
   GrammarMatcher::State state_;
   bool ended_ = false;
-  std::vector<GrammarMatcher::State> states_;  // behind each byte of a token that is tried
 };
 
 }  // namespace headwater::runtime

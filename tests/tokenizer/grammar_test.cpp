@@ -222,6 +222,9 @@ TEST(Grammar, NotationOfLlamaCpp) {
   for (const char* text : {"A", "1x", "12", "12345", "12x, ", "12x,12y"})
     EXPECT_FALSE(matches(grammar, text)) << text;
   EXPECT_TRUE(matches(Grammar::gbnf("root ::= [\\]a-c-]+"), "]-b"));
+  // A rule that ends with another one, called twice from one place.
+  EXPECT_TRUE(matches(Grammar::gbnf("root ::= a \"1\" | a \"2\"\na ::= b\nb ::= \"x\""), "x1"));
+  EXPECT_TRUE(matches(Grammar::gbnf("root ::= a \"1\" | a \"2\"\na ::= b\nb ::= \"x\""), "x2"));
   EXPECT_TRUE(matches(Grammar::gbnf("root ::= root \"+\" root | [0-9]"), "1+2+3+4+5+6+7+8+9"));
   const std::map<std::string, const char*> refused = {
       {"", "line 1: rule 'root' is not defined"},
@@ -441,7 +444,7 @@ TEST(JsonSchema, NamesWhatIsRefused) {
       {R"({"type": "text"})", "#/type is 'text'; allowed: object, array"},
       {R"({"type": []})", "#/type is '[]'"},
       {R"({"properties": {"a": {"not": {}}}})", "#/properties/a has 'not', which is not supported"},
-      {R"({"properties": {"a\nb": {"not": {}}}})", "#/properties/a\\x0Ab has 'not'"},
+      {R"({"properties": {"a\nb": {"not": {}}}})", "#/properties/a\\x0ab has 'not'"},
       {R"({"items": {"uniqueItems": true}})", "#/items has 'uniqueItems'"},
       {R"({"$ref": "other.json"})", "#/$ref is '\"other.json\"'"},
       {R"({"$ref": "#/$defs/a"})", "which is not there"},
@@ -579,7 +582,7 @@ TEST(TokenFilter, DrawsHaveTheChancesOfWhatIsAllowed) {
   const Tokenizer& tokenizer = file.tokenizer();
   const auto id_of = [&](const char* text) { return tokenizer.encode(text, false, false).at(0); };
   std::vector<float> logits(static_cast<std::size_t>(tokenizer.size()), -3.0F);
-  // Twenty tokens that are likely and not allowed: some are met one by one, and then all are left out.
+  // Twenty tokens that are likely and not allowed.
   for (std::size_t i = 1000; i < 1020; ++i) logits[i] = 2.0F;
   logits[static_cast<std::size_t>(id_of("b"))] = 1.0F;
   logits[static_cast<std::size_t>(id_of("c"))] = 9.0F;
