@@ -14,6 +14,7 @@
 #include "runtime/grammar/characters.hpp"
 #include "runtime/grammar/numbers.hpp"
 #include "runtime/grammar/pattern.hpp"
+#include "runtime/support/json_levels.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::runtime {
@@ -23,7 +24,8 @@ using Json = nlohmann::ordered_json;
 using Node = GrammarBuilder::Node;
 using Rule = GrammarBuilder::Rule;
 
-constexpr int kMostDepth = 64;
+constexpr int kMostDepth = 64;           // of schemas that refer to each other
+constexpr int kMostLevels = 128;         // of brackets
 constexpr std::size_t kMostKeys = 4096;  // of one object: ordered_json compares each with all before it
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -222,9 +224,11 @@ class JsonSchema {
   }
 
   Node combined(const Json& schema, const char* key, const std::string& place, int depth) {
-    merged_.push_back(schema);
-    Json& rest = merged_.back();
-    rest.erase(key);
+    merged_.push_back(Json::object());
+    Json& rest = merged_.back();  // a copy of all else, which is not what lies below
+    for (const auto& [other, value] : schema.items()) {
+      if (other != key) rest[other] = value;
+    }
     const auto matters = [](const Json& one) {
       return std::any_of(one.items().begin(), one.items().end(),
                          [](const auto& item) { return says_something(item.key()); });
@@ -545,31 +549,13 @@ class JsonSchema {
   std::size_t merged_bytes_ = 0;
 };
 
-/// Before the tree is built: brackets as deep as they are written.
-void check_depth(std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted && c == '\\') {
-      ++i;
-    } else if (c == '"') {
-      quoted = !quoted;
-    } else if (!quoted && (c == '[' || c == '{')) {
-      if (++depth > 2 * kMostDepth)
-        refuse(fmt::format("it has more than {} levels; allowed: as many", 2 * kMostDepth));
-    } else if (!quoted && (c == ']' || c == '}')) {
-      --depth;
-    }
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<const Grammar> Grammar::json_schema(std::string_view text, std::string_view before,
                                                     std::string_view behind) {
   if (text.size() > kMostBytes) refuse(fmt::format("it has {} bytes; allowed: {}", text.size(), kMostBytes));
-  check_depth(text);
+  if (json_levels(text) > kMostLevels)
+    refuse(fmt::format("it has more than {} levels; allowed: as many", kMostLevels));
   const auto checked = [&](const nlohmann::json& json) {
     std::vector<const nlohmann::json*> all = {&json};
     while (!all.empty()) {

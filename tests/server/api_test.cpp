@@ -147,6 +147,9 @@ TEST(ApiRequest, NamesWhatIsRefusedAndWhatIsAllowed) {
   ServedModel mute = model();
   mute.chat = nullptr;
   EXPECT_THAT(refusal(parse_chat, kChat, mute), HasSubstr("no chat template"));
+  const std::string forced =
+      R"({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"})";
+  EXPECT_THAT(refusal(parse_chat, with(kChat, forced), mute), HasSubstr("no chat template"));
 }
 
 TEST(ApiRequest, BodiesOfSixtyFourLevels) {
@@ -293,7 +296,7 @@ TEST(ApiRequest, ACallOfAToolCanBeAskedFor) {
           parse_body(R"({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": )" + choice + R"(,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"b": {"$ref": "#/$defs/n"}, "a": {}},
                      "required": ["b"], "$defs": {"n": {"type": "integer"}}}}},
-                  {"type": "function", "function": {"name": "g"}}]})"),
+                  {"type": "function", "function": {"name": "g", "parameters": {}}}]})"),
           of);
     };
     const auto call = [&](const std::string& name, const std::string& arguments) {
@@ -308,6 +311,7 @@ TEST(ApiRequest, ACallOfAToolCanBeAskedFor) {
       EXPECT_FALSE(may_be(any, other)) << other;
     const ApiRequest named = asked(R"({"type": "function", "function": {"name": "g"}})");
     EXPECT_TRUE(may_be(named, call("g", R"({"x": 1})")));
+    EXPECT_FALSE(may_be(named, call("g", "[1]")));
     EXPECT_FALSE(may_be(named, call("f", R"({"b": 3})")));
     ToolReader reader(any.tools);
     EXPECT_EQ(reader.push(call("f", R"({"b": 3})")), "");

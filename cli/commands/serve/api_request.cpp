@@ -17,6 +17,7 @@
 
 #include "cli/support/text.hpp"
 #include "headwater/error.hpp"
+#include "runtime/support/json_levels.hpp"
 #include "runtime/support/utf8.hpp"
 
 namespace headwater::cli {
@@ -402,6 +403,12 @@ void read_answer(const Fields& fields, const ServedModel& model, CompletionReque
   request.sampling.answer = {std::move(grammar), model.texts};
 }
 
+const runtime::ChatTemplate& chat_of(const ServedModel& model) {
+  if (model.chat == nullptr)
+    refuse("messages", "the model has no chat template; allowed: /v1/completions, or --chat-template");
+  return *model.chat;
+}
+
 /// The call of a tool that `tool_choice` asks for: one, in the form that the template has shown to the model.
 void read_tool_choice(const Fields& fields, const ServedModel& model, const ApiRequest& asked,
                       CompletionRequest& request) {
@@ -423,14 +430,18 @@ void read_tool_choice(const Fields& fields, const ServedModel& model, const ApiR
     refuse("tool_choice",
            "tool_choice asks for a call, and another field for a form of the answer; allowed: one of them");
   using Tools = runtime::ChatTemplate::Tools;
-  const Tools form = model.chat->tools();
+  const Tools form = chat_of(model).tools();
   const char* const key = form == Tools::parameters ? "parameters" : "arguments";
   Value calls = Value::array();
   for (const Value& tool : *fields.find("tools")) {
     const Value& function = tool["function"];
     if (!name.empty() && function["name"] != name) continue;
-    Value parameters = function.value("parameters", Value({{"type", "object"}}));
-    if (parameters.is_object()) parameters["$id"] = "tool";  // its references are about itself
+    Value parameters = function.value("parameters", Value::object());
+    if (!parameters.is_object()) parameters = Value::object();
+    constexpr std::array kTyped = {"type", "$ref", "allOf", "anyOf", "oneOf"};
+    if (std::none_of(kTyped.begin(), kTyped.end(), [&](const char* one) { return parameters.contains(one); }))
+      parameters["type"] = "object";
+    parameters["$id"] = "tool";  // its references are about itself
     calls.push_back({{"type", "object"},
                      {"properties",
                       {{"name", {{"const", function["name"]}}}, {key, parameters}, {kOrder, {"name", key}}}},
@@ -473,12 +484,6 @@ std::vector<runtime::ChatMessage> read_messages(const Value& list, const char* n
     }
   }
   return messages;
-}
-
-const runtime::ChatTemplate& chat_of(const ServedModel& model) {
-  if (model.chat == nullptr)
-    refuse("messages", "the model has no chat template; allowed: /v1/completions, or --chat-template");
-  return *model.chat;
 }
 
 std::vector<std::int32_t> ids_of_chat(const std::vector<runtime::ChatMessage>& messages,
@@ -526,25 +531,6 @@ void read_form(const Fields& fields, const ServedModel& model, ApiRequest& reque
   }
 }
 
-/// Ends a parse whose depth is more than the stack is trusted with, before the tree is built.
-void check_depth(std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted && c == '\\') {
-      ++i;
-    } else if (c == '"') {
-      quoted = !quoted;
-    } else if (!quoted && (c == '[' || c == '{')) {
-      if (++depth > kMostDepth)
-        refuse("", fmt::format("the body has more than {} levels; allowed: as many", kMostDepth));
-    } else if (!quoted && (c == ']' || c == '}')) {
-      --depth;
-    }
-  }
-}
-
 /// A parse that keeps the order of what stands inside "properties", under kOrder.
 Value parse_schemas(std::string_view text) {
   struct Level {
@@ -578,7 +564,9 @@ nlohmann::ordered_json ApiError::body() const {
 }
 
 Value parse_body(std::string_view text) {
-  check_depth(text);
+  // More than the stack is trusted with.
+  if (runtime::json_levels(text) > kMostDepth)
+    refuse("", fmt::format("the body has more than {} levels; allowed: as many", kMostDepth));
   Value json;
   try {
     json = text.find("\"properties\"") == std::string_view::npos ? Value::parse(text) : parse_schemas(text);
