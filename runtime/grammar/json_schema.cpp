@@ -318,13 +318,18 @@ class JsonSchema {
     return both;
   }
 
-  /// A string of any characters.
-  Node text(std::int64_t least = 0, std::int64_t most = GrammarBuilder::kUnlimited) {
-    const Node quote = builder_.literal("\"");
-    Node character = strings_.any_character();
-    // Written out it is quicker to try tokens on (TokenFilter::Walk), and larger.
-    if (std::max(least, most) > 4096) character = builder_.shared(character);
-    return builder_.sequence({quote, builder_.repeat(character, least, most), quote});
+  /// A string of any characters, so many of them.
+  Node text(const Counts& length = {0, GrammarBuilder::kUnlimited}) {
+    const auto [found, added] = texts_.try_emplace({length.least, length.most}, 0);
+    if (added) {
+      const Node quote = builder_.literal("\"");
+      Node character = strings_.any_character();
+      // Written out it is quicker to try tokens on (TokenFilter::Walk), and larger.
+      if (std::max(length.least, length.most) > 4096) character = builder_.shared(character);
+      found->second = builder_.shared(
+          builder_.sequence({quote, builder_.repeat(character, length.least, length.most), quote}));
+    }
+    return found->second;
   }
 
   Node string(const Json& schema, const std::string& place) {
@@ -344,7 +349,7 @@ class JsonSchema {
       if (*format == "date-time") expression = "^" + kDate + "T" + kTime + "$";
       if (*format == "uuid") expression = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
     }
-    if (expression.empty()) return text(length.least, length.most);
+    if (expression.empty()) return text(length);
     if (limited)
       refuse(
           fmt::format("{} has pattern or format beside minLength or maxLength; allowed: one of them", place));
@@ -504,7 +509,7 @@ class JsonSchema {
     Node more = -1;  // further pairs
     if (open) {
       std::sort(names.begin(), names.end());
-      const Node key = names.empty() ? builder_.shared(text()) : other_key(names);
+      const Node key = names.empty() ? text() : other_key(names);
       more = builder_.shared(builder_.sequence({key, colon, other}));
     }
     // Behind a pair: the properties from the i-th on.
@@ -544,6 +549,7 @@ class JsonSchema {
   JsonNumbers numbers_;
   Node blank_ = 0, comma_ = 0;
   std::map<const Json*, Rule> rules_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Node> texts_;  // by their lengths
   std::vector<Unread> unread_;
   std::deque<Json> merged_;
   std::size_t merged_bytes_ = 0;

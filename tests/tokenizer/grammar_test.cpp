@@ -480,6 +480,9 @@ TEST(Grammar, HostileTextsEndSoon) {
   for (int i = 0; i < 5000; ++i) many += R"(,"p)" + std::to_string(i) + R"(":{})";
   std::string merges = R"({"allOf": [{})";
   for (int i = 0; i < 3000; ++i) merges += R"(,{"properties": {"p)" + std::to_string(i) + R"(": {}}})";
+  std::string alike = R"({"properties": {"p": {})";
+  for (int i = 0; i < 300; ++i)
+    alike += R"(,"p)" + std::to_string(i) + R"(": {"type": "string", "maxLength": 2000})";
   const auto nested = [](std::size_t n) {
     std::string text;
     for (std::size_t i = 0; i < n; ++i) text += R"({"items":)";
@@ -495,6 +498,7 @@ TEST(Grammar, HostileTextsEndSoon) {
       {nested(127), "accepted"},
       {wide + "]}", "too large"},
       {many + "}}", "an object has 5001 keys"},
+      {alike + "}}", "accepted"},
       {merges + "]}", "combine too much"},
       {std::string(Grammar::kMostBytes + 1, ' '), "bytes; allowed: 262144"},
   };
