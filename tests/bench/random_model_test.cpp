@@ -60,14 +60,14 @@ TEST(RandomModel, IsAModelOfEveryTypeWithSensibleLogits) {
 }
 
 TEST(RandomModel, IsAModelOfEveryArchitecture) {
-  for (const char* architecture : {"qwen3", "qwen2", "llama", "qwen3moe", "gpt-oss"}) {
+  for (const char* architecture : {"qwen3", "qwen2", "llama", "qwen3moe", "gpt-oss", "gemma3"}) {
     SCOPED_TRACE(architecture);
     ModelShape shape = small(architecture, false);
     if (shape.architecture.ends_with("moe") || shape.architecture == "gpt-oss") {
       shape.experts = 8;
       shape.experts_used = 2;
     }
-    if (shape.architecture == "gpt-oss") shape.window = 16;
+    if (shape.architecture == "gpt-oss" || shape.architecture == "gemma3") shape.window = 16;
     const auto logits = logits_behind_a_prompt(RandomModel(shape, TensorType::q8_0, 2));
     EXPECT_GT(deviation(logits), 0.2);
     EXPECT_LT(deviation(logits), 5.0);
@@ -205,17 +205,20 @@ TEST(ModelShapes, HaveSizesThatTheirNamesPromise) {
 // file that is made.
 TEST(ModelShapes, HaveAsManyWeightsAsTheModels) {
   const std::map<std::string_view, std::int64_t> published = {
-      {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},     {"qwen3-4b", 4022468096},
-      {"qwen3-8b", 8190735360},       {"qwen3-14b", 14768307200},     {"qwen2.5-1.5b", 1543714304},
-      {"qwen3-30b-a3b", 30532122624}, {"gpt-oss-20b", 20914757184},   {"qwen2.5-7b", 7615616512},
-      {"llama-3.2-1b", 1235814400},   {"llama-3.2-3b", 3212749824},   {"llama-3.1-8b", 8030261248},
-      {"llama-2-7b", 6738415616},     {"mistral-7b-v0.3", 7248023552}};
+      {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},      {"qwen3-4b", 4022468096},
+      {"qwen3-8b", 8190735360},       {"qwen3-14b", 14768307200},      {"qwen2.5-1.5b", 1543714304},
+      {"qwen3-30b-a3b", 30532122624}, {"gpt-oss-20b", 20914757184},    {"qwen2.5-7b", 7615616512},
+      {"llama-3.2-1b", 1235814400},   {"llama-3.2-3b", 3212749824},    {"llama-3.1-8b", 8030261248},
+      {"llama-2-7b", 6738415616},     {"mistral-7b-v0.3", 7248023552}, {"gemma3-1b", 999885952}};
   ASSERT_EQ(model_shapes().size(), published.size());
   for (const ModelShape& shape : model_shapes()) {
     SCOPED_TRACE(shape.name);
     const std::int64_t queries = shape.heads * shape.d_head;
     const std::int64_t keys = shape.heads_kv * shape.d_head;
-    const std::int64_t norms = shape.architecture.starts_with("qwen3") ? 2 * shape.d_head : 0;
+    const bool gemma = shape.architecture == "gemma3";
+    const std::int64_t norms = gemma                                     ? 2 * shape.d_head + 2 * shape.width
+                               : shape.architecture.starts_with("qwen3") ? 2 * shape.d_head
+                                                                         : 0;
     const bool oss = shape.architecture == "gpt-oss";
     const std::int64_t biases = oss ? queries + 2 * keys + shape.width + shape.heads +
                                           shape.experts * (1 + 2 * shape.feed_forward + shape.width)

@@ -29,7 +29,7 @@ fast a token could be generated at best: its weights and the stored keys and val
 
 --random makes the weights in memory, in a shape whose file need not be there, as --type (q8_0, q4_0, q4_1, q5_0, q5_1,
 q4_k, q5_k, q6_k, iq4_nl, mxfp4, q2_k, q3_k, iq4_xs, f16, bf16, f32):
-  qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-30b-a3b, gpt-oss-20b,
+  qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-14b, qwen3-30b-a3b, gpt-oss-20b, gemma3-1b,
   qwen2.5-1.5b, qwen2.5-7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-2-7b, mistral-7b-v0.3
 A file of --save has a tokenizer of bytes and a file type, which OpenVINO GenAI asks for: it can be timed on the same file.
 What does not fit into the machine's memory is refused before it is taken.

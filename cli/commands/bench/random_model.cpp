@@ -288,7 +288,12 @@ void RandomModel::add_layer(const ModelShape& shape, std::int64_t index, TensorT
   const bool oss = shape.architecture == "gpt-oss";
   add_vector("attn_norm.weight", shape.width);
   add_vector(oss ? "post_attention_norm.weight" : "ffn_norm.weight", shape.width);
-  if (shape.architecture.starts_with("qwen3")) {
+  const bool gemma = shape.architecture == "gemma3";
+  if (gemma) {
+    add_vector("post_attention_norm.weight", shape.width);
+    add_vector("post_ffw_norm.weight", shape.width);
+  }
+  if (gemma || shape.architecture.starts_with("qwen3")) {
     add_vector("attn_q_norm.weight", shape.d_head);
     add_vector("attn_k_norm.weight", shape.d_head);
   }
