@@ -120,7 +120,9 @@ class JsonSchema {
       found->second = builder_.declare();
       // A schema with a name of its own is what references inside it are about.
       const bool own = schema.is_object() && schema.contains("$id");
-      unread_.push_back({found->second, &schema, own ? &schema : root_, place});
+      constexpr std::size_t kMostBytes = 512;  // of a place: there may be many that are deep
+      unread_.push_back({found->second, &schema, own ? &schema : root_,
+                         place.size() <= kMostBytes ? place : std::string("#/...")});
     }
     return builder_.call(found->second);
   }
