@@ -89,7 +89,7 @@ void Ratchet::save(const std::string& path) const {
   const std::string temporary = path + ".tmp";
   {
     std::ofstream file(temporary, std::ios::binary);
-    file << nlohmann::json(baselines_).dump(1) << "\n";
+    file << nlohmann::json(baselines_).dump(0) << "\n";
     file.close();
     if (!file) {
       std::remove(temporary.c_str());

@@ -71,7 +71,7 @@ VocabularyBuilder families_vocabulary() {
 
 const nlohmann::json& golden() {
   static const nlohmann::json all = [] {
-    std::ifstream file(EXPECTED "/chat.json");
+    std::ifstream file(FIXTURES "/chat.json");
     EXPECT_TRUE(file);
     return nlohmann::json::parse(file);
   }();
@@ -117,7 +117,7 @@ TEST(Chat, TemplatesOfModelsAreWrittenAsByJinja2) {
 }
 
 TEST(Chat, ToolsAreWrittenAsByJinja2) {
-  std::ifstream file(EXPECTED "/tools.json");
+  std::ifstream file(FIXTURES "/tools.json");
   const nlohmann::json all = nlohmann::json::parse(file);
   const std::string tools = all["tools"].get<std::string>();
   EXPECT_GE(all["renderings"].size(), 5U);

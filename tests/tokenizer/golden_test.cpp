@@ -41,12 +41,12 @@ class GoldenPreTokenizer : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenPreTokenizer, IdsOfTokenizers) {
   const std::unique_ptr<Tokenizer> tokenizer = tiny_with(GetParam()).build();
-  expect_ids(*tokenizer, read_json(EXPECTED "/tiny.json").at(GetParam()), true);
+  expect_ids(*tokenizer, read_json(FIXTURES "/tiny.json").at(GetParam()), true);
 }
 
 TEST_P(GoldenPreTokenizer, WordsOfTokenizers) {
   const std::unique_ptr<PreTokenizer> words = PreTokenizer::named(GetParam());
-  const nlohmann::json cases = read_json(EXPECTED "/tiny.json").at(GetParam());
+  const nlohmann::json cases = read_json(FIXTURES "/tiny.json").at(GetParam());
   for (const auto& golden : cases) {
     const std::string text = well_formed_utf8(bytes_of(golden.at("hex").get<std::string>()));
     std::vector<std::size_t> lengths;
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenPreTokenizer,
 
 TEST(Golden, NormalFormsOfTokenizers) {
   std::size_t changed = 0;
-  for (const auto& pair : read_json(EXPECTED "/normal_forms.json")) {
+  for (const auto& pair : read_json(FIXTURES "/normal_forms.json")) {
     const std::string text = bytes_of(pair.at(0).get<std::string>());
     const std::string normal = bytes_of(pair.at(1).get<std::string>());
     EXPECT_EQ(composed(text), text == normal ? std::nullopt : std::optional(normal)) << quoted(text);
@@ -83,7 +83,7 @@ TEST(Golden, NormalFormsOfTokenizers) {
 
 // They differ on the golden texts, so that no pre-tokeniser passes for another.
 TEST(Golden, PreTokenizersDiffer) {
-  const nlohmann::json golden = read_json(EXPECTED "/tiny.json");
+  const nlohmann::json golden = read_json(FIXTURES "/tiny.json");
   for (const auto& [a, first] : golden.items()) {
     for (const auto& [b, second] : golden.items()) {
       EXPECT_TRUE(a == b || first != second) << a << " " << b;

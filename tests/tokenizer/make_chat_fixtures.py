@@ -1,4 +1,4 @@
-"""Writes chat.json.tar.xz of tests/tokenizer/fixtures/: chat templates of real models, and what jinja2 makes of them.
+"""Writes chat.json of tests/tokenizer/fixtures.tar.xz: chat templates of real models, and what jinja2 makes of them.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install jinja2==3.1.6 gguf==0.19.0
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36    # vendor/llama.cpp in it
@@ -25,7 +25,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packed import pack
 
-OUT = pathlib.Path(__file__).parent / "fixtures" / "chat.json"
 NOW = 1764207000  # what strftime_now reads, in UTC
 FILES = ("Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct",
          "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct", "mistralai-Mistral-Nemo-Instruct-2407",
@@ -152,7 +151,7 @@ def main():
     language = [[text, rendered(env, text, LANGUAGE_MESSAGES, True)] for text in LANGUAGE]
     document = {"now": NOW, "templates": templates, "conversations": talks, "renderings": renderings,
                 "language_messages": [[one["role"], one["content"]] for one in LANGUAGE_MESSAGES], "language": language}
-    pack(OUT, json.dumps(document, ensure_ascii=True, indent=0) + "\n")
+    pack("chat.json", json.dumps(document, ensure_ascii=True, indent=0) + "\n")
 
 
 if __name__ == "__main__":

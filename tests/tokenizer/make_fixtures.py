@@ -1,4 +1,4 @@
-"""Writes tests/tokenizer/fixtures/ with PyPI packages that share nothing with this project.
+"""Writes files of tests/tokenizer/fixtures.tar.xz with PyPI packages that share nothing with this project.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install gguf==0.19.0 tokenizers==0.23.3 sentencepiece==0.2.3 protobuf
     /tmp/venv/bin/python tests/tokenizer/make_fixtures.py TOKENIZER_JSON TEXT
@@ -22,8 +22,6 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from packed import pack
-
-OUT = pathlib.Path(__file__).parent / "fixtures"
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 MODERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -101,14 +99,17 @@ def golden(encode):
 
 
 def write_gguf(name, model, entries):
-    writer = gguf.GGUFWriter(OUT / name, "test")
-    writer.add_tokenizer_model(model)
-    for method, value in entries:
-        getattr(writer, method)(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = pathlib.Path(scratch) / name
+        writer = gguf.GGUFWriter(path, "test")
+        writer.add_tokenizer_model(model)
+        for method, value in entries:
+            getattr(writer, method)(value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        pack(name, path.read_bytes())
 
 
 def byte_level(source):
@@ -143,7 +144,7 @@ def byte_level(source):
         for case in results[name]:
             text = bytes.fromhex(case["hex"]).decode("utf-8", errors="replace")
             case["words"] = [len(word.encode()) for word, _ in words.pre_tokenize_str(text)]
-    pack(OUT / "tiny.json", json.dumps(results, separators=(",", ":")) + "\n")
+    pack("tiny.json", json.dumps(results, separators=(",", ":")) + "\n")
 
 
 def sentence(source):
@@ -165,7 +166,7 @@ def sentence(source):
         ("add_token_list", [p.piece for p in model.pieces]), ("add_token_scores", [p.score for p in model.pieces]),
         ("add_token_types", [p.type for p in model.pieces]), ("add_unk_token_id", 0), ("add_bos_token_id", 1),
         ("add_eos_token_id", 2)])
-    (OUT / "sentence.json").write_text(json.dumps(golden(processor.encode), separators=(",", ":")) + "\n")
+    pack("sentence.json", json.dumps(golden(processor.encode), separators=(",", ":")) + "\n")
 
 
 def normal_forms():
@@ -180,12 +181,11 @@ def normal_forms():
     pairs = [(raw, form.normalize_str(raw.decode()).encode()) for raw in texts]
     for raw, normal in pairs:
         assert unicodedata.normalize("NFC", raw.decode()).encode() == normal, raw
-    pack(OUT / "normal_forms.json",
+    pack("normal_forms.json",
          json.dumps([[raw.hex(), normal.hex()] for raw, normal in pairs], separators=(",", ":")) + "\n")
 
 
 def main():
-    OUT.mkdir(exist_ok=True)
     normal_forms()
     byte_level(sys.argv[1])
     sentence(sys.argv[2])

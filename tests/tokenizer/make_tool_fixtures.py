@@ -1,4 +1,4 @@
-"""Writes tools.json.tar.xz of tests/tokenizer/fixtures/: chats with tools, by the templates of chat.json and jinja2.
+"""Writes tools.json of tests/tokenizer/fixtures.tar.xz: chats with tools, by the templates of chat.json and jinja2.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install jinja2 gguf
     /tmp/venv/bin/python tests/tokenizer/make_tool_fixtures.py
@@ -7,10 +7,9 @@
 each conversation, or null where jinja2 refuses."""
 
 import json
-import tarfile
 
-from make_chat_fixtures import OUT, environment
-from packed import pack
+from make_chat_fixtures import environment
+from packed import pack, unpack
 
 TOOLS = [{"type": "function", "function": {
     "name": "weather", "description": "Weather \u201ctoday\u201d <|im_end|>", "parameters": {
@@ -44,8 +43,7 @@ def rendered(env, template, talk):
 
 
 def main():
-    with tarfile.open(f"{OUT}.tar.xz") as archive:
-        chats = json.load(archive.extractfile(OUT.name))
+    chats = json.loads(unpack()["chat.json"])
     env = environment()
     templates = {name: text for name, text in chats["templates"].items() if "tools" in text}
     # Arguments as OpenAI has them: a text.
@@ -56,7 +54,7 @@ def main():
                 "renderings": {name: [rendered(env, text, talk) for talk in CONVERSATIONS] for name, text in templates.items()}}
     for name, texts in document["renderings"].items():
         print(name, [text is not None for text in texts])
-    pack(OUT.with_name("tools.json"), json.dumps(document, ensure_ascii=True, indent=0) + "\n")
+    pack("tools.json", json.dumps(document, ensure_ascii=True, indent=0) + "\n")
 
 
 if __name__ == "__main__":
