@@ -141,6 +141,8 @@ std::uint16_t GrammarBuilder::row_of(const CharacterSet& set, char32_t first, in
     if (last && share_of(set, from, from) == Share::all) here[0x80 + c] = Grammar::kWhole;
     if (!last) here[0x80 + c] = row_of(set, from, rest - 1);
   }
+  // Of a lead byte only encodings that are too long may be in the set.
+  if (here == Grammar::Row{}) return Grammar::kNone;
   const std::uint16_t made = row(here);
   if (every) all = made;
   return made;
