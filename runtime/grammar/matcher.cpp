@@ -1,5 +1,7 @@
 #include "runtime/grammar/matcher.hpp"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "headwater/error.hpp"
@@ -49,6 +51,7 @@ bool GrammarMatcher::step(const State& from, std::uint8_t byte, State& to) {
   to.complete = false;
   ++time_;
   seen_count_ = 0;
+  work_.clear();  // of a step that ended by an error
   steps_ += from.threads.size();
   for (const State::Thread& thread : from.threads) {
     const Grammar::Instruction& instruction = grammar_->program[index(thread.at)];
@@ -83,10 +86,11 @@ void GrammarMatcher::grow_seen() {
 void GrammarMatcher::push(std::int32_t at, std::int32_t frame) {
   if (!grammar_->alive[index(at)]) return;
   if (++steps_ > kMostSteps) {
-    throw Error(ErrorCode::invalid_argument,
-                "the grammar takes more than 16777216 steps for a token: it reads a text in too many ways; "
-                "allowed: a "
-                "simpler one");
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the grammar takes more than {} steps for a token: it reads a text in too many ways; "
+                    "allowed: a simpler one",
+                    kMostSteps));
   }
   if (2 * (seen_count_ + 1) > seen_.size()) grow_seen();
   std::size_t slot = hash(at, frame) % seen_.size();
@@ -141,8 +145,10 @@ void GrammarMatcher::add_edge(std::int32_t callee, std::int32_t at, std::int32_t
     if (edges_[index(edge)].at == at && edges_[index(edge)].frame == frame) return;
   }
   if (frames_.size() + edges_.size() >= kMostFrames) {
-    throw Error(ErrorCode::invalid_argument,
-                "the grammar keeps more than 1048576 calls of rules for a text; allowed: a simpler one");
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("the grammar keeps more than {} calls of rules for a text; allowed: a simpler one",
+                    kMostFrames));
   }
   edges_.push_back({at, frame, frames_[index(callee)].edges});
   frames_[index(callee)].edges = static_cast<std::int32_t>(edges_.size() - 1);
