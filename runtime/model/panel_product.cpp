@@ -12,7 +12,6 @@
 
 #include "headwater/detail/processor.hpp"
 #include "headwater/error.hpp"
-#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/interleave.hpp"
 #include "runtime/model/kernels/tile_kernels.hpp"
@@ -176,15 +175,15 @@ Precision row_precision(Precision precision) {
 
 Precision automatic_precision() {
   // AMX multiplies BF16 several times as fast as registers multiply bytes.
-  return multiplies_bytes() && !includes(dnnl::cpu_isa::avx512_core_amx) ? Precision::int8
-                                                                         : native_precision();
+  return row_kernels().bytes != nullptr && !includes(dnnl::cpu_isa::avx512_core_amx) ? Precision::int8
+                                                                                     : native_precision();
 }
 
 std::string missing_for(Precision precision) {
   switch (precision) {
     case Precision::f32: return {};
     case Precision::bf16: return native_precision() == Precision::bf16 ? "" : "AVX512_BF16 or AMX";
-    case Precision::int8: return multiplies_bytes() ? "" : "AVX512_VNNI";
+    case Precision::int8: return row_kernels().bytes != nullptr ? "" : "AVX512_VNNI, or AVX2 and no AVX-512";
   }
   return {};
 }
@@ -195,7 +194,8 @@ std::string describe_products(Precision precision) {
     return fmt::format("{} by {} ({})", precision_name(own), own_tiles ? "tiles" : "oneDNN", product_isa());
   };
   if (precision != Precision::int8) return in_floats(precision);
-  return fmt::format("INT8 ({}) beside quantised weights, else {}", row_kernels().isa,
+  return fmt::format("{} ({}) beside quantised weights, else {}",
+                     row_kernels().words != nullptr ? "INT8 or INT16" : "INT8", row_kernels().isa,
                      in_floats(row_precision(precision)));
 }
 

@@ -11,8 +11,8 @@ namespace headwater::runtime {
 
 struct TileKernels;  // runtime/model/kernels/tile_kernels.hpp
 
-/// Type of both operands of a product over many rows; sums are F32 either way. int8: rows in 8 bits beside the codes of
-/// quantised weights (byte_product.hpp), and row_precision() beside others.
+/// Type of both operands of a product over many rows; sums are F32 either way. int8: rows in 8 bits, or 16, beside the
+/// codes of quantised weights (byte_product.hpp), and row_precision() beside others.
 enum class Precision : std::uint8_t { f32, bf16, int8 };
 
 /// "F32", "BF16" or "INT8".

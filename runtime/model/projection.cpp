@@ -8,7 +8,6 @@
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "optimized/threads/team.hpp"
-#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"
@@ -70,7 +69,9 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   }
   std::size_t packed = place_groups();
   widens_groups_ = grouped_;
-  in_bytes_ = grouped_ && precision == Precision::int8 && bytes_pay();
+  for (const ByteKernels* const own : {products.rows().bytes, products.rows().words}) {
+    if (bytes_ == nullptr && precision == Precision::int8 && own != nullptr && bytes_pay(*own)) bytes_ = own;
+  }
   std::size_t product_scratch = 0;
   std::size_t panel_bytes = 0;
   for (std::int64_t first = 0; first < width_; first += kPanelWidth) {
@@ -82,9 +83,10 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
     panel_bytes = std::max(panel_bytes, bytes);
     product_scratch = std::max(product_scratch, aligned_size(product.scratch_bytes()));
   }
-  if (in_bytes_) {
+  if (in_bytes()) {
     for (const TensorType type : quantised_types_) {
-      panel_bytes = std::max(panel_bytes, kPanelWidth / kRowsOfGroup * unpacked_group_bytes(type, depth_));
+      panel_bytes =
+          std::max(panel_bytes, kPanelWidth / kRowsOfGroup * unpacked_group_bytes(*bytes_, type, depth_));
     }
   }
   const auto depth = static_cast<std::size_t>(depth_);
@@ -99,8 +101,13 @@ Projection::Projection(PanelProducts& products, Precision precision, std::vector
   packed_bytes_ = packed;
 }
 
-bool Projection::bytes_pay() const {
+bool Projection::bytes_pay(const ByteKernels& kernels) const {
+  const bool all = std::all_of(pieces_.begin(), pieces_.end(), [&](const Piece& piece) {
+    return piece.column % kRowsOfGroup == 0 && multiplies_bytes(kernels, piece.tensor->type, depth_);
+  });
+  if (!all || (!grouped_ && !kernels.unpacks_rows)) return false;
   if (precision_ == Precision::f32) return true;
+  if (kernels.round_bf16 == nullptr) return false;
   std::int64_t slow = 0;
   for (const Piece& piece : pieces_) {
     const TensorType type = piece.tensor->type;
@@ -255,24 +262,26 @@ void Projection::for_panels(std::span<const RowBlock> blocks, int threads, const
 
 void Projection::round_row(std::byte* row) const {
   if (precision_ == Precision::bf16) {
-    to_byte_row(reinterpret_cast<const std::uint16_t*>(row), depth_, row);
+    to_byte_row(*bytes_, reinterpret_cast<const std::uint16_t*>(row), depth_, row);
   } else {
-    to_byte_row(reinterpret_cast<const float*>(row), depth_, row);
+    to_byte_row(*bytes_, reinterpret_cast<const float*>(row), depth_, row);
   }
 }
 
 std::size_t Projection::unpack_groups(const Panel& panel, std::byte* memory, UnpackedPanel& parts) const {
   static_assert(std::tuple_size_v<UnpackedPanel> == kPanelWidth / kRowsOfGroup);
   std::size_t used = 0;
-  for_groups(panel.first, panel.first + panel.product->width(),
-             [&](const Tensor& tensor, std::int64_t, std::int64_t column, std::int64_t, std::size_t at) {
-               if (used == 0 || parts[used - 1].type != tensor.type) {
-                 parts[used++] = {tensor.type, column - panel.first, 0, memory};
-               }
-               ++parts[used - 1].groups;
-               unpack_group(tensor.type, packed_ + at, depth_, memory);
-               memory += unpacked_group_bytes(tensor.type, depth_);
-             });
+  for_groups(
+      panel.first, panel.first + panel.product->width(),
+      [&](const Tensor& tensor, std::int64_t row, std::int64_t column, std::int64_t count, std::size_t at) {
+        if (used == 0 || parts[used - 1].type != tensor.type) {
+          parts[used++] = {tensor.type, column - panel.first, 0, memory};
+        }
+        ++parts[used - 1].groups;
+        const std::byte* const from = bytes_->unpacks_rows ? tensor.row(row) : packed_ + at;
+        unpack_group(*bytes_, tensor.type, from, count, depth_, memory);
+        memory += unpacked_group_bytes(*bytes_, tensor.type, depth_);
+      });
   return used;
 }
 
@@ -299,7 +308,7 @@ void Projection::multiply_in_bytes(void* x, std::span<const RowBlock> blocks, in
             HEADWATER_SABOTAGE("runtime.bytes.rows_wrap_at_4096") ? first % 4096 : first;
         for (std::size_t i = 0; i < used; ++i) {
           const auto& [type, column, groups, at] = parts[i];
-          multiply_bytes(type, at, groups, depth_, byte_rows + from * x_stride, x_stride, count,
+          multiply_bytes(*bytes_, type, at, groups, depth_, byte_rows + from * x_stride, x_stride, count,
                          result + column, kPanelWidth);
         }
         sink.take({first, count, panel.first, panel.product->width(), result, kPanelWidth});
@@ -373,7 +382,7 @@ void Projection::multiply_in_tiles(const TileKernels& tiles, void* x, std::span<
 
 void Projection::multiply(void* x, std::span<const RowBlock> blocks, int threads,
                           std::span<ProjectionScratch> scratch, const TileSink& sink) const {
-  if (in_bytes_) return multiply_in_bytes(x, blocks, threads, scratch, sink);
+  if (in_bytes()) return multiply_in_bytes(x, blocks, threads, scratch, sink);
   if (const TileKernels* const tiles = panels_.front().product->tiles(); tiles != nullptr)
     return multiply_in_tiles(*tiles, x, blocks, threads, scratch, sink);
   const std::int64_t row_bytes_x = depth_ * precision_bytes(precision_);

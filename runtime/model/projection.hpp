@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/gguf.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
@@ -65,11 +66,15 @@ inline constexpr std::int64_t kRowPadding = kBlockHeights.back() - 1;
 /// The panel products of a model, each shape made once.
 class PanelProducts {
  public:
-  explicit PanelProducts(const TileKernels* tiles = native_tiles()) : tiles_(tiles) {}
+  explicit PanelProducts(const TileKernels* tiles = native_tiles(), const RowKernels& rows = row_kernels())
+      : tiles_(tiles), rows_(rows) {}
   [[nodiscard]] const PanelProduct& get(Precision precision, std::int64_t depth, std::int64_t width);
+  /// What multiplies many rows in integers.
+  [[nodiscard]] const RowKernels& rows() const { return rows_; }
 
  private:
   const TileKernels* tiles_;
+  const RowKernels& rows_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<PanelProduct>> products_[2];
 };
 
@@ -82,7 +87,7 @@ struct ProjectionScratch {
 /// into `precision`, and multiply_few() reads the file's own. Quantised ones stay quantised: packed once in groups of
 /// rows (row_groups.hpp) where there are kernels for that and all matrices are quantised and begin at multiples of
 /// sixteen columns, else as the file has them. A product over many rows widens them panel by panel into scratch; with
-/// Precision::int8 it unpacks their groups instead, and rounds the rows to bytes.
+/// Precision::int8 it unpacks them to bytes instead, and rounds the rows to bytes.
 class Projection {
  public:
   /// Columns of a panel: a block of 256 rows, its panel and the result then stay in a second-level cache.
@@ -106,10 +111,13 @@ class Projection {
   [[nodiscard]] std::int64_t width() const { return width_; }
   /// Of the rows that multiply() takes.
   [[nodiscard]] Precision precision() const { return precision_; }
-  /// Whether multiply() is in bytes.
-  [[nodiscard]] bool in_bytes() const { return in_bytes_; }
+  /// Whether multiply() is in integers, and by which kernels.
+  [[nodiscard]] bool in_bytes() const { return bytes_ != nullptr; }
+  [[nodiscard]] const ByteKernels* byte_kernels() const { return bytes_; }
   [[nodiscard]] std::size_t packed_bytes() const { return packed_bytes_; }
-  [[nodiscard]] bool reads_file() const { return !grouped_ || !(in_bytes_ || widens_groups_); }
+  [[nodiscard]] bool reads_file() const {
+    return !grouped_ || (in_bytes() ? bytes_->unpacks_rows : !widens_groups_);
+  }
   /// Calls action(tensor) for each matrix.
   template <typename Action>
   void for_tensors(const Action& action) const {
@@ -150,9 +158,9 @@ class Projection {
   /// columns [first, last).
   template <typename Action>
   void for_groups(std::int64_t first, std::int64_t last, const Action& action) const;
-  /// Whether bytes are multiplied faster than rows as they are: not beside BF16 where most weights are Q6_K, Q2_K or Q3_K, whose
-  /// scales for every sixteen cost twice as much (Q6_K: .89 to .96 of BF16's rate, Zen 5).
-  [[nodiscard]] bool bytes_pay() const;
+  /// Whether these kernels multiply all matrices, and faster than rows as they are: not beside BF16 where most weights are
+  /// Q6_K, Q2_K or Q3_K, whose scales for every sixteen cost twice as much (Q6_K: .89 to .96 of BF16's rate, Zen 5).
+  [[nodiscard]] bool bytes_pay(const ByteKernels& kernels) const;
   /// Places of the pieces' groups, or nothing where they stay as the file has them. Returns their bytes.
   std::size_t place_groups();
   /// Rows x as the kernels of each quantised type read them: beside stored rows, or beside groups of them.
@@ -202,7 +210,7 @@ class Projection {
   bool quantised_ = false;                   // of any piece: then nothing is packed into `precision_`
   bool grouped_ = false;                     // of all pieces, and in packed_
   bool widens_groups_ = false;               // straight into the product's layout
-  bool in_bytes_ = false;                    // grouped_, and so are many rows multiplied
+  const ByteKernels* bytes_ = nullptr;       // with which many rows are multiplied; null: in floats
   std::vector<TensorType> quantised_types_;  // each once
   std::vector<Piece> pieces_;
   std::vector<Panel> panels_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "runtime/gguf/byte_product.hpp"
+#include "runtime/gguf/kernels/table.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "tests/gguf/byte_row.hpp"
@@ -21,45 +23,104 @@
 namespace headwater::runtime::testing {
 namespace {
 
-class ByteRounding : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+/// Kernels of one ISA, which may not run here, in bytes or in 16 bits.
+struct Variant {
+  const RowKernelVariant* rows = nullptr;
+  bool words = false;
+  [[nodiscard]] const ByteKernels& kernels() const {
+    return words ? *rows->kernels->words : *rows->kernels->bytes;
+  }
+  [[nodiscard]] std::string name() const {
+    std::string letters = words ? "Words" : "";
+    for (const char* at = rows->kernels->isa; *at != 0; ++at) {
+      if (std::isalnum(static_cast<unsigned char>(*at)) != 0) letters += *at;
+    }
+    return letters;
   }
 };
 
-class Bytes : public ByteRounding, public ::testing::WithParamInterface<TensorType> {};
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const RowKernelVariant& one : row_kernel_variants()) {
+    if (one.kernels->bytes != nullptr) all.push_back({&one, false});
+    if (one.kernels->words != nullptr) all.push_back({&one, true});
+  }
+  return all;
+}
+
+class ByteRounding : public ::testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override {
+    const std::string missing = GetParam().rows->missing();
+    if (!missing.empty()) GTEST_SKIP() << "no " << missing;
+  }
+  [[nodiscard]] static const ByteKernels& kernels() { return GetParam().kernels(); }
+};
+
+struct TypeOfVariant : Variant {
+  TensorType type;
+};
+
+std::vector<TypeOfVariant> types_of_variants() {
+  std::vector<TypeOfVariant> all;
+  for (const Variant& one : variants()) {
+    for (int type = 0; type < kTensorTypes; ++type) {
+      if (one.kernels().unpack[type] != nullptr) all.push_back({one, static_cast<TensorType>(type)});
+    }
+  }
+  return all;
+}
+
+class Bytes : public ::testing::TestWithParam<TypeOfVariant> {
+ protected:
+  void SetUp() override {
+    const std::string missing = GetParam().rows->missing();
+    if (!missing.empty()) GTEST_SKIP() << "no " << missing;
+  }
+  [[nodiscard]] static const ByteKernels& kernels() { return GetParam().kernels(); }
+  [[nodiscard]] static TensorType type() { return GetParam().type; }
+};
 
 /// Rows x in bytes, one after the other.
 struct ByteRows {
+  const ByteKernels* kernels;
   std::int64_t n;
   std::int64_t count;
   Lines memory;
 
-  ByteRows(const std::vector<float>& x, std::int64_t elements)
-      : n(elements),
+  ByteRows(const ByteKernels& own, const std::vector<float>& x, std::int64_t elements)
+      : kernels(&own),
+        n(elements),
         count(static_cast<std::int64_t>(x.size()) / elements),
-        memory(static_cast<std::size_t>(count) * byte_row_bytes(elements)) {
-    for (std::int64_t i = 0; i < count; ++i) to_byte_row(x.data() + i * n, n, at(i));
+        memory(static_cast<std::size_t>(count) * byte_row_bytes(own, elements)) {
+    for (std::int64_t i = 0; i < count; ++i) to_byte_row(own, x.data() + i * n, n, at(i));
     EXPECT_TRUE(memory.intact()) << "written after the rows";
   }
-  [[nodiscard]] std::int64_t stride() const { return static_cast<std::int64_t>(byte_row_bytes(n)); }
+  [[nodiscard]] std::int64_t stride() const { return static_cast<std::int64_t>(byte_row_bytes(*kernels, n)); }
   [[nodiscard]] std::byte* at(std::int64_t row) { return memory.data() + row * stride(); }
+  [[nodiscard]] float element(std::int64_t row, std::int64_t k) {
+    return byte_row_element(*kernels, at(row), k);
+  }
 };
 
 /// Groups of stored rows, unpacked one after the other.
 struct UnpackedGroups {
   Lines memory;
 
-  explicit UnpackedGroups(const RandomRows& rows)
-      : memory(static_cast<std::size_t>((rows.count + 15) / 16) * unpacked_group_bytes(rows.type, rows.n)) {
+  UnpackedGroups(const ByteKernels& kernels, const RandomRows& rows)
+      : memory(static_cast<std::size_t>((rows.count + 15) / 16) *
+               unpacked_group_bytes(kernels, rows.type, rows.n)) {
     Lines group(group_bytes(rows.type, rows.n));
     std::byte* to = memory.data();
     for (std::int64_t first = 0; first < rows.count; first += kRowsOfGroup) {
-      pack_group(rows.type, rows.row(first), std::min(kRowsOfGroup, rows.count - first), rows.n,
-                 group.data());
-      unpack_group(rows.type, group.data(), rows.n, to);
-      to += unpacked_group_bytes(rows.type, rows.n);
+      const std::int64_t some = std::min(kRowsOfGroup, rows.count - first);
+      const std::byte* from = rows.row(first);
+      if (!kernels.unpacks_rows) {
+        pack_group(rows.type, from, some, rows.n, group.data());
+        from = group.data();
+      }
+      unpack_group(kernels, rows.type, from, some, rows.n, to);
+      to += unpacked_group_bytes(kernels, rows.type, rows.n);
     }
     EXPECT_TRUE(memory.intact()) << "written after the groups";
   }
@@ -90,7 +151,7 @@ void expect_products(const RandomRows& rows, ByteRows& x, const float* got, std:
         double most[2] = {};
         std::vector<double> values;
         for (std::int64_t k = first; k < first + kFixedRun; ++k) {
-          const auto value = static_cast<double>(byte_row_element(x.at(i), k));
+          const auto value = static_cast<double>(x.element(i, k));
           sum += static_cast<double>(w[static_cast<std::size_t>(k)]) * value;
           values.push_back(std::fabs(value));
           most[1] = std::max(most[1], std::min(most[0], values.back()));
@@ -111,7 +172,7 @@ void expect_products(const RandomRows& rows, ByteRows& x, const float* got, std:
 // one not full; the widest rows of models. Nothing is written beside them.
 TEST_P(Bytes, ProductsAreSumsOverTheRoundedRows) {
   constexpr float kUntouched = 12345.0F;
-  const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
+  const std::int64_t unit = tensor_type_info(type()).block_elements == 256 ? 256 : 64;
   struct Case {
     std::int64_t n, rows, stored;
   };
@@ -120,14 +181,14 @@ TEST_P(Bytes, ProductsAreSumsOverTheRoundedRows) {
        {Case{unit, 1, 16}, Case{unit, 13, 87}, Case{3 * unit, 5, 32}, Case{3 * unit, 6, 33},
         Case{1536, 7, 48}, Case{4864, 12, 23}, Case{28672, 2, 16}, Case{53248, 1, 17}}) {
     SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(n) + ", " + std::to_string(stored));
-    const RandomRows rows(GetParam(), n, stored);
-    UnpackedGroups unpacked(rows);
-    ByteRows x(uneven(random, n * count), n);
+    const RandomRows rows(type(), n, stored);
+    UnpackedGroups unpacked(kernels(), rows);
+    ByteRows x(kernels(), uneven(random, n * count), n);
     const std::int64_t groups = (stored + 15) / 16;
     const std::int64_t stride = groups * kRowsOfGroup + 5;
     std::vector<float> got(static_cast<std::size_t>((count + 1) * stride), kUntouched);
-    multiply_bytes(GetParam(), unpacked.memory.data(), groups, n, x.at(0), x.stride(), count, got.data(),
-                   stride);
+    multiply_bytes(kernels(), type(), unpacked.memory.data(), groups, n, x.at(0), x.stride(), count,
+                   got.data(), stride);
     expect_products(rows, x, got.data(), stride);
     for (std::int64_t i = 0; i <= count; ++i) {
       const auto row = got.begin() + i * stride;
@@ -143,21 +204,21 @@ TEST_P(Bytes, EachRowHasTheBitsThatItHasAlone) {
   constexpr std::int64_t kStored = 80;
   constexpr std::int64_t kMost = 19;
   std::mt19937 random(6);
-  const RandomRows rows(GetParam(), kN, kStored);
-  UnpackedGroups unpacked(rows);
-  ByteRows x(uneven(random, kN * kMost), kN);
+  const RandomRows rows(type(), kN, kStored);
+  UnpackedGroups unpacked(kernels(), rows);
+  ByteRows x(kernels(), uneven(random, kN * kMost), kN);
   std::vector<float> alone(static_cast<std::size_t>(kMost * kStored));
   for (std::int64_t i = 0; i < kMost; ++i) {
     for (std::int64_t g = 0; g < kStored / 16; ++g) {
       multiply_bytes(
-          GetParam(),
-          unpacked.memory.data() + static_cast<std::size_t>(g) * unpacked_group_bytes(GetParam(), kN), 1, kN,
-          x.at(i), x.stride(), 1, alone.data() + i * kStored + 16 * g, kStored);
+          kernels(), type(),
+          unpacked.memory.data() + static_cast<std::size_t>(g) * unpacked_group_bytes(kernels(), type(), kN),
+          1, kN, x.at(i), x.stride(), 1, alone.data() + i * kStored + 16 * g, kStored);
     }
   }
   for (std::int64_t count = 1; count <= kMost; ++count) {
     std::vector<float> got(alone.size());
-    multiply_bytes(GetParam(), unpacked.memory.data(), kStored / 16, kN, x.at(0), x.stride(), count,
+    multiply_bytes(kernels(), type(), unpacked.memory.data(), kStored / 16, kN, x.at(0), x.stride(), count,
                    got.data(), kStored);
     const auto bytes = static_cast<std::size_t>(count * kStored) * sizeof(float);
     ASSERT_EQ(std::memcmp(got.data(), alone.data(), bytes), 0) << count << " rows";
@@ -167,21 +228,20 @@ TEST_P(Bytes, EachRowHasTheBitsThatItHasAlone) {
 // To the last bit that of integers of 64 bits: what is left of x once its largest element has two bytes is exact.
 TEST_P(Bytes, ProductsAreThoseOfIntegers) {
   std::mt19937 random(9);
-  const std::int64_t unit = tensor_type_info(GetParam()).block_elements == 256 ? 256 : 64;
+  const std::int64_t unit = tensor_type_info(type()).block_elements == 256 ? 256 : 64;
   for (std::int64_t n = unit; n <= 5 * unit; n += unit) {
-    const RandomRows rows = with_unit_scales(RandomRows(GetParam(), n, 32));
-    UnpackedGroups unpacked(rows);
+    const RandomRows rows = with_unit_scales(RandomRows(type(), n, 32));
+    UnpackedGroups unpacked(kernels(), rows);
     for (std::int64_t r = 0; r < rows.count; ++r) {
       const auto products = exact_products(rows, r, random);
       ASSERT_FALSE(products.empty());
       for (const ExactProduct& one : products) {
-        ByteRows x(one.x, n);
+        ByteRows x(kernels(), one.x, n);
         std::vector<float> rounded(one.x.size());
-        for (std::int64_t k = 0; k < n; ++k)
-          rounded[static_cast<std::size_t>(k)] = byte_row_element(x.at(0), k);
+        for (std::int64_t k = 0; k < n; ++k) rounded[static_cast<std::size_t>(k)] = x.element(0, k);
         ASSERT_TRUE(rounded == one.x);
         float got[32];
-        multiply_bytes(GetParam(), unpacked.memory.data(), 2, n, x.at(0), x.stride(), 1, got, 32);
+        multiply_bytes(kernels(), type(), unpacked.memory.data(), 2, n, x.at(0), x.stride(), 1, got, 32);
         ASSERT_EQ(got[r], static_cast<float>(one.product)) << "row " << r << " of " << n;
       }
     }
@@ -192,11 +252,12 @@ TEST_P(Bytes, ProductsAreThoseOfIntegers) {
 TEST_P(Bytes, TheLargestProductsAreExact) {
   for (const float sign : {1.0F, -1.0F}) {
     for (const int bits : {0x00, 0xFF, 0x7F, 0x80}) {
-      const RandomRows rows = rows_of_bits(GetParam(), bits);
-      UnpackedGroups unpacked(rows);
-      ByteRows x(std::vector<float>(256, sign), 256);
+      const RandomRows rows = rows_of_bits(type(), bits);
+      UnpackedGroups unpacked(kernels(), rows);
+      ByteRows x(kernels(), std::vector<float>(256, sign), 256);
       float got[kRowsOfGroup];
-      multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 1, got, kRowsOfGroup);
+      multiply_bytes(kernels(), type(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 1, got,
+                     kRowsOfGroup);
       expect_products(rows, x, got, kRowsOfGroup);
     }
   }
@@ -204,14 +265,15 @@ TEST_P(Bytes, TheLargestProductsAreExact) {
 
 // A row that holds NaN or infinity is NaN everywhere, and the rows beside it are not.
 TEST_P(Bytes, HideNoNaN) {
-  const RandomRows rows(GetParam(), 256, 16);
-  UnpackedGroups unpacked(rows);
+  const RandomRows rows(type(), 256, 16);
+  UnpackedGroups unpacked(kernels(), rows);
   for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
     std::vector<float> values(3 * 256, 1.0F);
     values[256 + 77] = bad;
-    ByteRows x(values, 256);
+    ByteRows x(kernels(), values, 256);
     float got[3 * kRowsOfGroup];
-    multiply_bytes(GetParam(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 3, got, kRowsOfGroup);
+    multiply_bytes(kernels(), type(), unpacked.memory.data(), 1, 256, x.at(0), x.stride(), 3, got,
+                   kRowsOfGroup);
     for (int i = 0; i < 3 * kRowsOfGroup; ++i) {
       EXPECT_EQ(std::isnan(got[i]), i / kRowsOfGroup == 1) << "value " << i << " beside " << bad;
     }
@@ -219,17 +281,19 @@ TEST_P(Bytes, HideNoNaN) {
 }
 
 /// What an element of a run may be off by: half a scale, and the rounding of the scale itself.
-double slack_of(const std::vector<float>& run, float value) {
+double slack_of(const ByteKernels& kernels, const std::vector<float>& run, float value) {
   std::vector<float> sizes;
   for (const float x : run) sizes.push_back(std::fabs(x));
   std::sort(sizes.rbegin(), sizes.rend());
-  const double scale = std::max(static_cast<double>(sizes[1]) / 127, static_cast<double>(sizes[0]) / 32639);
+  const double by_largest = static_cast<double>(sizes[0]) / 32639;
+  const double by_next = static_cast<double>(sizes[1]) / 127;
+  const double scale = kernels.code_bytes == 2 ? by_largest : std::max(by_next, by_largest);
   return 0.5 * scale * (1 + 0x1p-10) + std::fabs(static_cast<double>(value)) * 0x1p-21;
 }
 
 // To half a scale, which the second largest of a run decides, or the largest where it is hundreds of times as large; the
 // same from BF16.
-TEST_F(ByteRounding, IsToHalfAScale) {
+TEST_P(ByteRounding, IsToHalfAScale) {
   std::mt19937 random(7);
   for (const float outlier : {1.0F, -1.0F, 30.0F, -300.0F, 3e4F, -1e9F}) {
     for (const std::int64_t n : {64, 576, 28672}) {
@@ -244,42 +308,41 @@ TEST_F(ByteRounding, IsToHalfAScale) {
         narrow.push_back(static_cast<std::uint16_t>(bits));
         value = __builtin_bit_cast(float, bits << 16);
       }
-      ByteRows rows(x, n);
-      Lines from_bf16(byte_row_bytes(n));
-      to_byte_row(narrow.data(), n, from_bf16.data());
-      EXPECT_EQ(std::memcmp(from_bf16.data(), rows.at(0), byte_row_bytes(n)), 0) << "BF16 is rounded as F32";
-      auto* const same_place = reinterpret_cast<std::byte*>(narrow.data());
-      to_byte_row(narrow.data(), n, same_place);
-      EXPECT_EQ(std::memcmp(same_place, rows.at(0), byte_row_bytes(n)), 0) << "where the row was";
+      ByteRows rows(kernels(), x, n);
       for (std::int64_t k = 0; k < n; ++k) {
         const auto run = x.begin() + k / kFixedRun * kFixedRun;
         const float value = x[static_cast<std::size_t>(k)];
-        ASSERT_NEAR(byte_row_element(rows.at(0), k), value, slack_of({run, run + kFixedRun}, value)) << k;
+        ASSERT_NEAR(rows.element(0, k), value, slack_of(kernels(), {run, run + kFixedRun}, value)) << k;
       }
+      if (kernels().round_bf16 == nullptr) continue;
+      Lines from_bf16(byte_row_bytes(kernels(), n));
+      to_byte_row(kernels(), narrow.data(), n, from_bf16.data());
+      EXPECT_EQ(std::memcmp(from_bf16.data(), rows.at(0), byte_row_bytes(kernels(), n)), 0)
+          << "BF16 is rounded as F32";
+      auto* const same_place = reinterpret_cast<std::byte*>(narrow.data());
+      to_byte_row(kernels(), narrow.data(), n, same_place);
+      EXPECT_EQ(std::memcmp(same_place, rows.at(0), byte_row_bytes(kernels(), n)), 0) << "where the row was";
     }
   }
 }
 
 // Zeros, the smallest numbers and what lies about the least scale; numbers near the largest.
-TEST_F(ByteRounding, OfTheEndsOfTheRange) {
+TEST_P(ByteRounding, OfTheEndsOfTheRange) {
   for (const float size : {0.0F, 0x1p-149F, 0x1p-126F, 0x1p-101F, 0x1p-99F, 0x1p100F, 3e38F}) {
     std::vector<float> x(64, size);
     x[5] = -size;
-    ByteRows rows(x, 64);
+    ByteRows rows(kernels(), x, 64);
     const float wanted = size > 0x1p-100F ? size : 0.0F;
-    EXPECT_NEAR(byte_row_element(rows.at(0), 5), -wanted, wanted * 0x1p-22F) << size;
-    EXPECT_NEAR(byte_row_element(rows.at(0), 63), wanted, wanted * 0x1p-22F) << size;
+    EXPECT_NEAR(rows.element(0, 5), -wanted, wanted * 0x1p-22F) << size;
+    EXPECT_NEAR(rows.element(0, 63), wanted, wanted * 0x1p-22F) << size;
   }
 }
 
-const auto name_of = [](const auto& one) { return std::string(tensor_type_info(one.param).name); };
-INSTANTIATE_TEST_SUITE_P(Types, Bytes,
-                         ::testing::Values(TensorType::q8_0, TensorType::q4_0, TensorType::q4_1,
-                                           TensorType::q5_0, TensorType::q5_1, TensorType::q4_k,
-                                           TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl,
-                                           TensorType::mxfp4, TensorType::q2_k, TensorType::q3_k,
-                                           TensorType::iq4_xs),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Isa, ByteRounding, ::testing::ValuesIn(variants()),
+                         [](const auto& one) { return one.param.name(); });
+INSTANTIATE_TEST_SUITE_P(Types, Bytes, ::testing::ValuesIn(types_of_variants()), [](const auto& one) {
+  return one.param.name() + "_" + std::string(tensor_type_info(one.param.type).name);
+});
 
 }  // namespace
 }  // namespace headwater::runtime::testing

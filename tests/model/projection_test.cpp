@@ -99,8 +99,8 @@ struct Packed {
   std::vector<ProjectionScratch> scratch;
 
   Packed(Precision precision, std::vector<RowRange> rows, int threads,
-         const TileKernels* tiles = native_tiles())
-      : products(tiles), scratch(static_cast<std::size_t>(threads)) {
+         const TileKernels* tiles = native_tiles(), const RowKernels& rows_kernels = row_kernels())
+      : products(tiles, rows_kernels), scratch(static_cast<std::size_t>(threads)) {
     projection = std::make_unique<Projection>(products, precision, std::move(rows));
     for (auto& one : scratch) one.memory = AlignedBuffer(projection->scratch_bytes());
     projection->pack(threads, scratch);
@@ -170,13 +170,14 @@ void expect_elements(const std::vector<float>& got, const std::vector<float>& x,
 }
 
 /// Rows as a product in bytes reads them: what each element is rounded to.
-std::vector<float> rounded_to_bytes(const std::vector<float>& x, std::int64_t depth) {
+std::vector<float> rounded_to_bytes(const ByteKernels& bytes, const std::vector<float>& x,
+                                    std::int64_t depth) {
   std::vector<float> rounded(x.size());
-  std::vector<std::byte> row(byte_row_bytes(depth));
+  std::vector<std::byte> row(byte_row_bytes(bytes, depth));
   for (std::int64_t first = 0; first < static_cast<std::int64_t>(x.size()); first += depth) {
-    to_byte_row(x.data() + first, depth, row.data());
+    to_byte_row(bytes, x.data() + first, depth, row.data());
     for (std::int64_t k = 0; k < depth; ++k) {
-      rounded[static_cast<std::size_t>(first + k)] = testing::byte_row_element(row.data(), k);
+      rounded[static_cast<std::size_t>(first + k)] = testing::byte_row_element(bytes, row.data(), k);
     }
   }
   return rounded;
@@ -393,10 +394,28 @@ TEST(Projection, OfTheSizesOfModels) {
   }
 }
 
+/// Products in integers by the kernels of each ISA.
+class InBytes : public ::testing::TestWithParam<const RowKernelVariant*> {
+ protected:
+  void SetUp() override {
+    const std::string missing = GetParam()->missing();
+    if (!missing.empty()) GTEST_SKIP() << "no " << missing;
+  }
+  [[nodiscard]] static const RowKernels& kernels() { return *GetParam()->kernels; }
+};
+
+std::vector<const RowKernelVariant*> variants_with_bytes() {
+  std::vector<const RowKernelVariant*> all;
+  for (const RowKernelVariant& one : row_kernel_variants()) {
+    if (one.kernels->bytes != nullptr) all.push_back(&one);
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Projection, InBytes, ::testing::ValuesIn(variants_with_bytes()));
+
 // Quantised matrices of models, several types beside each other, widths that end inside a group and behind one more; rows
 // behind 2^16. The bound is that of the scales' arithmetic.
-TEST(Projection, InBytesOfTheSizesOfModels) {
-  if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+TEST_P(InBytes, OfTheSizesOfModels) {
   struct Case {
     TensorType type;
     std::int64_t depth, width, rows;
@@ -413,45 +432,56 @@ TEST(Projection, InBytesOfTheSizesOfModels) {
         Case{TensorType::iq4_xs, 2048, 1030, 21}}) {
     SCOPED_TRACE(fmt::format("{} {} to {}", tensor_type_info(type).name, depth, width));
     const LargeMatrix matrix(type, depth, width);
-    Packed packed(Precision::int8, {{&matrix.tensor, 0, width}}, 2);
+    Packed packed(Precision::int8, {{&matrix.tensor, 0, width}}, 2, native_tiles(), kernels());
     // Most of it of a type with scales for every sixteen: only where the processor has no BF16.
     const bool slow = type == TensorType::q6_k || type == TensorType::q2_k || type == TensorType::q3_k;
-    ASSERT_EQ(packed.projection->in_bytes(), !slow || row_type == Precision::f32);
+    const bool by_bytes = kernels().bytes->unpack[static_cast<std::size_t>(type)] != nullptr;
+    ASSERT_EQ(packed.projection->in_bytes(), row_type == Precision::f32 || (by_bytes && !slow));
     if (!packed.projection->in_bytes()) continue;
-    EXPECT_FALSE(packed.projection->reads_file());
+    const ByteKernels& own = *packed.projection->byte_kernels();
+    ASSERT_EQ(&own, by_bytes ? kernels().bytes : kernels().words);
+    EXPECT_EQ(packed.projection->reads_file(), own.unpacks_rows);
     const Operand x(random_rows(rows, depth), row_type);
     const Collect got(rows, width);
     packed.multiply(x.copy(row_type).data(), rows, 2, got);
     const std::vector<std::int64_t> some =
         rows < 100 ? std::vector<std::int64_t>{0, 5, 6, 15, rows - 1} : borders(rows);
-    expect_elements(got.values(), rounded_to_bytes(x.values, depth), some, borders(width), matrix.tensor,
+    expect_elements(got.values(), rounded_to_bytes(own, x.values, depth), some, borders(width), matrix.tensor,
                     Precision::f32, false);
     if (::testing::Test::HasFailure()) return;
   }
 }
 
 // Types in turn, as gate and up have them, 32 columns each, and an odd number of groups of each: a tile never takes two types.
-TEST(Projection, InBytesWithSeveralTypes) {
-  if (!multiplies_bytes()) GTEST_SKIP() << "no products in bytes: " << row_kernels().isa;
+TEST_P(InBytes, WithSeveralTypes) {
   constexpr std::int64_t kDepth = 512;
   constexpr std::int64_t kRows = 64 + 16 + 7;
   const Precision row_type = row_precision(Precision::int8);
   const Operand x(random_rows(kRows, kDepth), row_type);
-  const auto rounded = rounded_to_bytes(x.values, kDepth);
-  for (const std::int64_t count : {16, 32, 48}) {
-    const LargeMatrix matrices[] = {{TensorType::q6_k, kDepth, 2 * count},
-                                    {TensorType::q4_k, kDepth, 2 * count},
-                                    {TensorType::q8_0, kDepth, 2 * count},
-                                    {TensorType::q5_1, kDepth, 2 * count},
-                                    {TensorType::iq4_xs, kDepth, 2 * count}};
+  constexpr TensorType kWide[] = {TensorType::q6_k, TensorType::q4_k, TensorType::q8_0, TensorType::q5_1,
+                                  TensorType::iq4_xs};
+  constexpr TensorType kNarrow[] = {TensorType::q2_k, TensorType::q4_k, TensorType::mxfp4, TensorType::q5_1,
+                                    TensorType::q4_0};
+  for (int round = 0; round < 6; ++round) {
+    const std::int64_t count = 16 * (round / 2 + 1);
+    const auto& types = round % 2 == 0 ? kWide : kNarrow;
+    const LargeMatrix matrices[] = {{types[0], kDepth, 2 * count},
+                                    {types[1], kDepth, 2 * count},
+                                    {types[2], kDepth, 2 * count},
+                                    {types[3], kDepth, 2 * count},
+                                    {types[4], kDepth, 2 * count}};
     std::vector<RowRange> ranges;
     // Of 16 columns, a panel has as many parts as it can.
     for (const std::int64_t first : {std::int64_t{0}, count, std::int64_t{0}, count}) {
       for (const LargeMatrix& matrix : matrices) ranges.push_back({&matrix.tensor, first, count});
     }
     const std::int64_t width = 20 * count;
-    Packed packed(Precision::int8, ranges, 3);
-    ASSERT_TRUE(packed.projection->in_bytes());
+    Packed packed(Precision::int8, ranges, 3, native_tiles(), kernels());
+    // Rows in 16 bits are rounded from F32 alone.
+    const bool by_bytes = &types == &kNarrow || kernels().words == nullptr;
+    ASSERT_EQ(packed.projection->in_bytes(), by_bytes || row_type == Precision::f32);
+    if (!packed.projection->in_bytes()) continue;
+    const auto rounded = rounded_to_bytes(*packed.projection->byte_kernels(), x.values, kDepth);
     const Collect got(kRows, width);
     packed.multiply(x.copy(row_type).data(), kRows, 3, got);
     const Collect alone(kRows, width);
@@ -473,23 +503,30 @@ TEST(Projection, InBytesWithSeveralTypes) {
   }
 }
 
-// Matrices that are not quantised, that have no groups or begin inside one are multiplied as without.
-TEST(Projection, InBytesOnlyWhereThereAreGroups) {
+// Matrices that are not quantised or have no groups (unless rows are unpacked as they are), and those of which one begins inside
+// a group, are multiplied as without.
+TEST(Projection, InBytesOnlyWhatTheKernelsTake) {
   const StoredMatrix plain(TensorType::f16, 128, 48, 3);
   const StoredMatrix no_groups(TensorType::q8_0, 96, 48, 4);
+  const StoredMatrix inside(TensorType::q8_0, 128, 48, 5);
   const Precision row_type = row_precision(Precision::int8);
-  for (const StoredMatrix* matrix : {&plain, &no_groups}) {
+  for (const StoredMatrix* matrix : {&plain, &no_groups, &inside}) {
     const std::int64_t depth = matrix->tensor.dims[0];
+    const std::int64_t first = matrix == &inside ? 8 : 48;
     const Operand x(random_rows(40, depth), row_type);
     std::vector<float> bits[2];
     for (const Precision precision : {Precision::int8, row_type}) {
-      Packed packed(precision, {{&matrix->tensor, 0, 48}}, 2);
-      EXPECT_FALSE(packed.projection->in_bytes());
+      std::vector<RowRange> ranges = {{&matrix->tensor, 0, first}};
+      if (first < 48) ranges.push_back({&matrix->tensor, first, 48 - first});
+      Packed packed(precision, ranges, 2);
+      const bool taken =
+          matrix == &no_groups && precision == Precision::int8 && row_kernels().words != nullptr;
+      EXPECT_EQ(packed.projection->in_bytes(), taken);
       const Collect got(40, 48);
       packed.multiply(x.copy(row_type).data(), 40, 2, got);
-      bits[precision == Precision::int8 ? 0 : 1] = got.values();
+      bits[precision == Precision::int8 ? 0 : 1] = taken ? std::vector<float>() : got.values();
     }
-    EXPECT_TRUE(bits[0] == bits[1]);
+    EXPECT_TRUE(bits[0].empty() || bits[0] == bits[1]);
   }
 }
 

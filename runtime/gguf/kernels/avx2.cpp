@@ -123,6 +123,11 @@ struct Avx2Words {
 
 }  // namespace
 
-constinit const RowKernels avx2_row_kernels = make_row_kernels_with_integers<Avx2, Avx2Words>("AVX2");
+constinit const RowKernels avx2_row_kernels = [] {
+  RowKernels kernels = make_row_kernels_with_integers<Avx2, Avx2Words>("AVX2");
+  kernels.bytes = &avx2_byte_kernels;
+  kernels.words = &avx2_word_kernels;
+  return kernels;
+}();
 
 }  // namespace headwater::runtime

@@ -16,6 +16,8 @@ namespace {
 /// Activations are unsigned: this much is added to their signed codes.
 constexpr int kOffset = 128;
 
+constexpr int kByteRun = 48;  // bytes of a run of activations
+
 /// A run of unpacked codes: lines of signed bytes, then 16 scales, what kOffset adds to the products with the sign
 /// changed, and 16 minima where the type has them.
 template <class Unit>
@@ -60,7 +62,7 @@ inline void unpack_pair(const Unit& unit, std::byte* out) {
 }
 
 template <class Unit>
-void unpack(const std::byte* group, std::int64_t n, std::byte* out) {
+void unpack(const std::byte* group, std::int64_t, std::int64_t n, std::byte* out) {
   constexpr int kElements = Unit::Layout::kElements;
   constexpr std::int64_t kPairBytes = unpacked_bytes<Unit>(kPairCodes);
   for (std::int64_t i = 0; i < n / kElements; ++i, out += unpacked_bytes<Unit>(kElements)) {
@@ -76,13 +78,13 @@ void unpack(const std::byte* group, std::int64_t n, std::byte* out) {
 
 // ---- activations --------------------------------------------------------------------------------------------------
 
-/// What stands after the 32 codes of a run: scale, sum of its values, and the part of its largest element that a byte has no
-/// room for: 128 times `high`, which stands at the element's place in its four, `line` bytes after the first line.
+/// What stands after the 32 codes of a run: scale, the part of its largest element that a byte has no room for: 128 times
+/// `high`, which stands at the element's place in its four, `line` bytes after the first line; and the sum of its values.
 struct RunFactors {
   float scale;
-  float sum;
   std::uint32_t high;
   std::int32_t line;
+  float sum;
 };
 static_assert(sizeof(RunFactors) == kByteRun - kFixedRun);
 constexpr int kHighBits = 7;
@@ -141,8 +143,8 @@ inline void round_run(__m512 first, __m512 second, std::byte* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out) + 1, _mm_add_epi8(_mm512_cvtepi32_epi8(words[1]), offset));
   // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
   const float stored = finite ? (some ? scale : 0.0F) : __builtin_nanf("");
-  const RunFactors run = {stored, stored * static_cast<float>(total),
-                          static_cast<std::uint32_t>(high) << 8 * (place % 4), place / 4 * kLine};
+  const RunFactors run = {stored, static_cast<std::uint32_t>(high) << 8 * (place % 4), place / 4 * kLine,
+                          stored * static_cast<float>(total)};
   __builtin_memcpy(out + kFixedRun, &run, sizeof run);
 }
 
@@ -272,6 +274,10 @@ void multiply(const std::byte* unpacked, std::int64_t groups, std::int64_t n, co
 }  // namespace
 
 constinit const ByteKernels avx512vnni_byte_kernels = {
+    kByteRun,
+    1,
+    kOffset,
+    false,
     to_bytes,
     bf16_to_bytes,
     {nullptr, nullptr, nullptr, unpacked_bytes<Q8_0Unit>, unpacked_bytes<Q4_0Unit>, unpacked_bytes<Q4_1Unit>,

@@ -39,15 +39,17 @@ struct GroupKernels {
                                    std::int64_t stride);
 };
 
-/// Bytes of a run of kFixedRun in a row in bytes: its codes, then its scale and what else belongs to it.
-inline constexpr int kByteRun = 48;
-
-/// What one ISA does with many rows and groups of sixteen, in bytes. Contracts: byte_product.hpp.
+/// What one ISA does with many rows and sixteen stored ones, in integers. Contracts: byte_product.hpp.
 struct ByteKernels {
+  int run_bytes;      ///< of a run of kFixedRun in a row: its codes, its scale, and what else belongs to it
+  int code_bytes;     ///< of a code in a row: one or two
+  int code_zero;      ///< the code of zero in a row
+  bool unpacks_rows;  ///< stored rows as a file has them, instead of packed groups
   void (*round)(const float* x, std::int64_t n, std::byte* out);
-  void (*round_bf16)(const std::uint16_t* x, std::int64_t n, std::byte* out);
+  void (*round_bf16)(const std::uint16_t* x, std::int64_t n, std::byte* out);  ///< null: no rows of BF16
   std::int64_t (*unpacked_bytes[kTensorTypes])(std::int64_t n);
-  void (*unpack[kTensorTypes])(const std::byte* group, std::int64_t n, std::byte* out);
+  void (*unpack[kTensorTypes])(const std::byte* from, std::int64_t count, std::int64_t n,
+                               std::byte* out);  ///< null, as those around it: not this type
   void (*multiply[kTensorTypes])(const std::byte* unpacked, std::int64_t groups, std::int64_t n,
                                  const std::byte* x, std::int64_t x_stride, std::int64_t rows, float* out,
                                  std::int64_t stride);
@@ -66,7 +68,8 @@ struct RowKernels {
   /// kFixedRowsAtOnce rows x, none of them arranged, with one stored row; each has the bits of dot_fixed. null: none.
   void (*dot_fixed_few[kTensorTypes])(const std::byte* row, std::int64_t n, const FixedRow* x, float* out);
   const GroupKernels* groups = nullptr;  ///< null: none
-  const ByteKernels* bytes = nullptr;    ///< null: none; else there are groups
+  const ByteKernels* bytes = nullptr;    ///< null: none; else there are groups, or they unpack rows
+  const ByteKernels* words = nullptr;    ///< for what `bytes` do not take, rows in 16 bits; null: none
 };
 
 extern const RowKernels portable_row_kernels;
@@ -74,6 +77,8 @@ extern const RowKernels avx2_row_kernels;
 extern const RowKernels avx512_row_kernels;
 extern const RowKernels avx512vnni_row_kernels;
 extern const GroupKernels avx512vnni_group_kernels;
+extern const ByteKernels avx2_byte_kernels;
+extern const ByteKernels avx2_word_kernels;
 extern const ByteKernels avx512vnni_byte_kernels;
 
 }  // namespace headwater::runtime

@@ -5,7 +5,7 @@
 
 #include "cpu/kernels/sketch_table.hpp"
 #include "cpu/kernels/sketches.hpp"
-#include "cpu/kernels/wide/repeat.hpp"
+#include "tiles/repeat.hpp"
 
 namespace headwater::cpu {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cpu/kernels/table.hpp"
 #include "cpu/kernels/wide/elementary.hpp"
-#include "cpu/kernels/wide/repeat.hpp"
+#include "tiles/repeat.hpp"
 
 namespace headwater::cpu {
 namespace {

@@ -2,7 +2,7 @@
 
 /// Loops over registers. For files that hold nothing but kernels: everything sits in an unnamed namespace.
 
-namespace headwater::cpu {
+namespace headwater {
 namespace {
 
 /// A place that is known at compile time. An array that is only addressed by such places lives in registers; one with
@@ -22,4 +22,4 @@ template <int N, int I = 0, class Body>
 }
 
 }  // namespace
-}  // namespace headwater::cpu
+}  // namespace headwater
