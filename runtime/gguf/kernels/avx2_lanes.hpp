@@ -13,8 +13,8 @@
 namespace headwater::runtime {
 namespace {
 
-constexpr int kTileRows = 6;
-constexpr int kHalves = 2;  // registers of eight stored rows
+inline constexpr int kTileRows = 6;
+inline constexpr int kHalves = 2;  // registers of eight stored rows
 
 inline __m256i load(const std::byte* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 inline __m256i four_bytes_each(const std::byte* p) {

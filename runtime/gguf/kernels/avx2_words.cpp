@@ -45,7 +45,7 @@ void unpack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte
       float scales[16];
       float minima[16];
       const std::int8_t* const codes = Block::unpack(block, room, scales, minima);
-      for (int i = 0; i < Block::kElements; ++i) words[i] = codes[i];
+      for (int i = 0; i < Block::kElements; ++i) words[i] = static_cast<std::int16_t>(int{codes[i]});
       for (int part = 0; part < Block::kElements / Own::kElements; ++part, to += Own::kBytes) {
         for (int line = 0; line < Own::kLines; ++line) {
           __builtin_memcpy(to + kLine * line + 4 * row, words + part * Own::kElements + 2 * line, 4);
