@@ -35,7 +35,7 @@ HEADWATER_API const char* headwater_runtime_last_error(void);
 
 typedef struct headwater_model headwater_model; /* opaque */
 
-/* Operands of products over many rows; sums are F32. INT8: rows rounded to 8 bits, with a scale for each run of 32, beside
+/* Operands of products over many rows; sums are F32. INT8: rows rounded to 8 bits (or 16), with a scale for each run of 32, beside
  * the codes of quantised weights; other weights in BF16 where the processor multiplies it, else F32. AUTO: the fastest. */
 enum {
   HEADWATER_PROJECTIONS_AUTO = 0,
