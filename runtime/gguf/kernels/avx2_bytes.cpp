@@ -162,8 +162,7 @@ inline void round_run(const float* x, std::byte* out) {
   const __m256 inverse = _mm256_set1_ps(signed_as(inverse_size));
   __m256i words[4];
   for (int i = 0; i < 4; ++i) words[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], inverse));
-  const int totals[2] = {total_of(_mm256_add_epi32(words[0], words[1])),
-                         total_of(_mm256_add_epi32(words[2], words[3]))};
+  const __m256i halves[2] = {_mm256_add_epi32(words[0], words[1]), _mm256_add_epi32(words[2], words[3])};
   const int own = some ? _mm_cvtss_si32(_mm_set_ss(largest * inverse_size)) : 0;
   const int high = (own + (1 << (kHighBits - 1))) >> kHighBits;
   const __m256i taken = _mm256_set1_epi32(high << kHighBits);
@@ -175,11 +174,12 @@ inline void round_run(const float* x, std::byte* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(bytes, in_order));
   // NaN and infinity: codes are whatever they are, every sum is NaN by the scale.
   const float scale = finite ? (some ? signed_as(size) : 0.0F) : __builtin_nanf("");
-  const RunFactors run = {scale,
-                          static_cast<std::uint32_t>(high) << 8 * (place % 4),
-                          place / 4 * kLine,
-                          {totals[0], totals[1], totals[0] + totals[1]},
-                          {}};
+  const RunFactors run = {
+      scale,
+      static_cast<std::uint32_t>(high) << 8 * (place % 4),
+      place / 4 * kLine,
+      {total_of(halves[0]), total_of(halves[1]), total_of(_mm256_add_epi32(halves[0], halves[1]))},
+      {}};
   __builtin_memcpy(out + kFixedRun, &run, sizeof run);
 }
 
