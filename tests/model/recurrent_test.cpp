@@ -94,7 +94,11 @@ INSTANTIATE_TEST_SUITE_P(, Recurrent, ::testing::ValuesIn(kNames));
 // Finds: rows of the convolution that are kept from a wrong place, also where a call has fewer tokens than it; a state that a call
 // begins anew; threads that share a matrix.
 TEST_P(Recurrent, BitsDoNotDependOnCallsAndThreads) {
-  for (const Precision precision : {Precision::f32, Precision::bf16}) {
+  for (const Precision precision : {Precision::f32, Precision::bf16, Precision::int8}) {
+    if (const std::string missing = missing_for(precision); !missing.empty()) {
+      GTEST_LOG_(INFO) << "not in " << precision_name(precision) << ": no " << missing;
+      continue;
+    }
     const auto model = model_of(GetParam(), precision);
     Transformer once(model, sparse(300));
     const Ids ids = ids_of(150, 1);
