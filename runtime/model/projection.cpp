@@ -8,6 +8,7 @@
 #include "headwater/error.hpp"
 #include "headwater/testing/sabotage.hpp"
 #include "optimized/threads/team.hpp"
+#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/row_groups.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/kernels/kernels.hpp"

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/gguf/byte_product.hpp"
 #include "runtime/gguf/gguf.hpp"
 #include "runtime/gguf/row_kernels.hpp"
 #include "runtime/model/aligned_buffer.hpp"
