@@ -48,15 +48,6 @@ std::vector<Variant> variants() {
   return all;
 }
 
-class ByteRounding : public ::testing::TestWithParam<Variant> {
- protected:
-  void SetUp() override {
-    const std::string missing = GetParam().rows->missing();
-    if (!missing.empty()) GTEST_SKIP() << "no " << missing;
-  }
-  [[nodiscard]] static const ByteKernels& kernels() { return GetParam().kernels(); }
-};
-
 struct TypeOfVariant : Variant {
   TensorType type;
 };
@@ -71,13 +62,20 @@ std::vector<TypeOfVariant> types_of_variants() {
   return all;
 }
 
-class Bytes : public ::testing::TestWithParam<TypeOfVariant> {
+template <class Parameter>
+class WithKernels : public ::testing::TestWithParam<Parameter> {
  protected:
   void SetUp() override {
-    const std::string missing = GetParam().rows->missing();
+    const std::string missing = this->GetParam().rows->missing();
     if (!missing.empty()) GTEST_SKIP() << "no " << missing;
   }
-  [[nodiscard]] static const ByteKernels& kernels() { return GetParam().kernels(); }
+  [[nodiscard]] const ByteKernels& kernels() const { return this->GetParam().kernels(); }
+};
+
+class ByteRounding : public WithKernels<Variant> {};
+
+class Bytes : public WithKernels<TypeOfVariant> {
+ protected:
   [[nodiscard]] static TensorType type() { return GetParam().type; }
 };
 

@@ -44,8 +44,7 @@ struct Part {
     return lines;
   }();
   static constexpr int kScales = kLine * kLines;
-  static constexpr int kMinima = kScales + kLine;
-  static constexpr int kBytes = kMinima + (Block::kMinima ? kLine : 0);
+  static constexpr int kBytes = kScales + kLine * (Block::kMinima ? 2 : 1);
 };
 
 template <class Group>
@@ -53,39 +52,14 @@ constexpr std::int64_t unpacked_bytes(std::int64_t n) {
   return n / Part<Group>::kElements * Part<Group>::kBytes;
 }
 
-/// The lines of one row in a part, at the row's place in each.
-template <class Group>
-inline void put_codes(const std::int8_t* codes, std::byte* to) {
-  for (int line = 0; line < Part<Group>::kLines; ++line) {
-    std::uint32_t four;
-    __builtin_memcpy(&four, codes + 4 * line, sizeof four);
-    __builtin_memcpy(to + kLine * line, &four, sizeof four);
-  }
-}
-
-/// In place of rows that are not there the last one stands again.
 template <class Group>
 void unpack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* out) {
   using Own = Part<Group>;
-  using Block = typename Group::Block;
-  const std::int64_t stride = n / Block::kElements * Block::kBytes;
-  for (int row = 0; row < kGroupRows; ++row) {
-    const std::byte* block = rows + (row < count ? row : count - 1) * stride;
-    std::byte* to = out;
-    for (std::int64_t at = 0; at < n; at += Block::kElements, block += Block::kBytes) {
-      alignas(32) std::int8_t room[Block::kElements];
-      float scales[16];
-      float minima[16];
-      Block::unpack(block, room, scales, minima);
-      for (std::int8_t& code : room) code = static_cast<std::int8_t>(code + Group::kZero);
-      for (int part = 0; part < Block::kElements / Own::kElements; ++part, to += Own::kBytes) {
-        put_codes<Group>(room + part * Own::kElements, to + 4 * row);
-        __builtin_memcpy(to + Own::kScales + 4 * row, scales + part, sizeof(float));
-        if constexpr (Block::kMinima)
-          __builtin_memcpy(to + Own::kMinima + 4 * row, minima + part, sizeof(float));
-      }
-    }
-  }
+  unpack_rows<typename Group::Block, Own>(rows, count, n, out, [](const std::int8_t* codes, std::byte* to) {
+    std::int8_t own[Own::kElements];
+    for (int i = 0; i < Own::kElements; ++i) own[i] = static_cast<std::int8_t>(codes[i] + Group::kZero);
+    for (int line = 0; line < Own::kLines; ++line) __builtin_memcpy(to + kLine * line, own + 4 * line, 4);
+  });
 }
 
 // ---- activations --------------------------------------------------------------------------------------------------
@@ -267,14 +241,7 @@ struct ByteTile {
           if constexpr (Group::kZero != 0) {
             sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(total, __builtin_ctz(Group::kZero)));
           }
-          __m256 scaled =
-              _mm256_mul_ps(_mm256_cvtepi32_ps(sum), eight_floats(unpacked + Own::kScales + 32 * half));
-          if constexpr (Block::kMinima) {
-            scaled = _mm256_fnmadd_ps(eight_floats(unpacked + Own::kMinima + 32 * half),
-                                      _mm256_cvtepi32_ps(total), scaled);
-          }
-          float* const to = sums[r][half];
-          _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
+          add_scaled<Block>(sum, unpacked + Own::kScales + 32 * half, total, scale, sums[r][half]);
         });
       });
     }

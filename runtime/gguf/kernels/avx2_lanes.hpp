@@ -31,6 +31,41 @@ inline void keep_in_registers(__m256i& first, __m256i& second) {
   asm volatile("" : "+x"(first), "+x"(second));
 }
 
+/// Adds integer sums of a part (a stretch of elements that share a scale), scaled, to the eight sums at `to`. At `scales`: those
+/// of the stored rows; a line after them, where the type has them, their minima, which are multiplied with `total`.
+template <class Block>
+inline void add_scaled(__m256i products, const std::byte* scales, __m256i total, __m256 scale, float* to) {
+  __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(products), eight_floats(scales));
+  if constexpr (Block::kMinima) {
+    scaled = _mm256_fnmadd_ps(eight_floats(scales + kLine), _mm256_cvtepi32_ps(total), scaled);
+  }
+  _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
+}
+
+/// ByteKernels::unpack of rows as a file has them, to parts `Own`: put(codes of a row, its place in the part's first line) writes
+/// its codes. In place of rows that are not there the last one stands again.
+template <class Block, class Own, class Put>
+inline void unpack_rows(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* out,
+                        const Put& put) {
+  const std::int64_t stride = n / Block::kElements * Block::kBytes;
+  for (int row = 0; row < kGroupRows; ++row) {
+    const std::byte* block = rows + (row < count ? row : count - 1) * stride;
+    std::byte* to = out + 4 * row;
+    for (std::int64_t at = 0; at < n; at += Block::kElements, block += Block::kBytes) {
+      alignas(32) std::int8_t room[Block::kElements];
+      float scales[16];
+      float minima[16];
+      const std::int8_t* const codes = Block::unpack(block, room, scales, minima);
+      for (int part = 0; part < Block::kElements / Own::kElements; ++part, to += Own::kBytes) {
+        put(codes + part * Own::kElements, to);
+        __builtin_memcpy(to + Own::kScales, scales + part, sizeof(float));
+        if constexpr (Block::kMinima)
+          __builtin_memcpy(to + Own::kScales + kLine, minima + part, sizeof(float));
+      }
+    }
+  }
+}
+
 inline void store_tile(const float (&sums)[kTileRows][kHalves][8], float* const (&out)[kTileRows]) {
   for (int r = 0; r < kTileRows; ++r) {
     for (int half = 0; half < kHalves; ++half)

@@ -22,8 +22,7 @@ struct WordPart {
   static constexpr int kElements = Block::kRun;
   static constexpr int kLines = kElements / 2;
   static constexpr int kScales = kLine * kLines;
-  static constexpr int kMinima = kScales + kLine;
-  static constexpr int kBytes = kMinima + (Block::kMinima ? kLine : 0);
+  static constexpr int kBytes = kScales + kLine * (Block::kMinima ? 2 : 1);
 };
 
 template <class Block>
@@ -31,31 +30,14 @@ constexpr std::int64_t unpacked_bytes(std::int64_t n) {
   return n / WordPart<Block>::kElements * WordPart<Block>::kBytes;
 }
 
-/// In place of rows that are not there the last one stands again.
 template <class Block>
 void unpack(const std::byte* rows, std::int64_t count, std::int64_t n, std::byte* out) {
   using Own = WordPart<Block>;
-  const std::int64_t stride = n / Block::kElements * Block::kBytes;
-  for (int row = 0; row < kGroupRows; ++row) {
-    const std::byte* block = rows + (row < count ? row : count - 1) * stride;
-    std::byte* to = out;
-    for (std::int64_t at = 0; at < n; at += Block::kElements, block += Block::kBytes) {
-      alignas(32) std::int8_t room[Block::kElements];
-      alignas(32) std::int16_t words[Block::kElements];
-      float scales[16];
-      float minima[16];
-      const std::int8_t* const codes = Block::unpack(block, room, scales, minima);
-      for (int i = 0; i < Block::kElements; ++i) words[i] = static_cast<std::int16_t>(int{codes[i]});
-      for (int part = 0; part < Block::kElements / Own::kElements; ++part, to += Own::kBytes) {
-        for (int line = 0; line < Own::kLines; ++line) {
-          __builtin_memcpy(to + kLine * line + 4 * row, words + part * Own::kElements + 2 * line, 4);
-        }
-        __builtin_memcpy(to + Own::kScales + 4 * row, scales + part, sizeof(float));
-        if constexpr (Block::kMinima)
-          __builtin_memcpy(to + Own::kMinima + 4 * row, minima + part, sizeof(float));
-      }
-    }
-  }
+  unpack_rows<Block, Own>(rows, count, n, out, [](const std::int8_t* codes, std::byte* to) {
+    std::int16_t own[Own::kElements];
+    for (int i = 0; i < Own::kElements; ++i) own[i] = static_cast<std::int16_t>(int{codes[i]});
+    for (int line = 0; line < Own::kLines; ++line) __builtin_memcpy(to + kLine * line, own + 2 * line, 4);
+  });
 }
 
 /// A run of 32 activations: codes of 16 bits as those of a FixedRow, then these. totals: of the codes of each half, and of
@@ -110,15 +92,10 @@ struct WordTile {
       }
       repeat<kTileRows>([&](auto r) __attribute__((always_inline)) {
         const __m256 scale = float_each(x[r] + factors + offsetof(WordFactors, scale));
-        [[maybe_unused]] const __m256 total = _mm256_cvtepi32_ps(four_bytes_each(x[r] + total_at));
+        const __m256i total = four_bytes_each(x[r] + total_at);
         repeat<kHalves>([&](auto half) __attribute__((always_inline)) {
-          __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][half]),
-                                        eight_floats(unpacked + Own::kScales + 32 * half));
-          if constexpr (Block::kMinima) {
-            scaled = _mm256_fnmadd_ps(eight_floats(unpacked + Own::kMinima + 32 * half), total, scaled);
-          }
-          float* const to = sums[r][half];
-          _mm256_store_ps(to, _mm256_fmadd_ps(scaled, scale, _mm256_load_ps(to)));
+          add_scaled<Block>(products[r][half], unpacked + Own::kScales + 32 * half, total, scale,
+                            sums[r][half]);
         });
       });
     }
