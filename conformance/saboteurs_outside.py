@@ -48,11 +48,11 @@ def run(command, fault):
     return subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT, check=False)
 
 
-def skips(command):
-    """Whether this GoogleTest program skips all that it is to run."""
+def ran_and_skipped(command):
+    """How many tests this GoogleTest program runs, and how many of them it skips."""
     out = run(command, "").stdout.decode()
     counts = [re.search(pattern, out) for pattern in (r"\] (\d+) tests? from .* ran", r"\[  SKIPPED \] (\d+) tests?[.,]")]
-    return all(counts) and counts[0][1] == counts[1][1] != "0"
+    return [int(count[1]) if count else 0 for count in counts]
 
 
 def fails(command, fault):
@@ -101,10 +101,12 @@ def judge(fault, lanes):
         if fault["program"] not in lanes.programs:
             return False, ""
         command = lanes.test(fault["program"], fault["case"])
-        killed = fails(command, fault["name"])
-        if not killed and skips(command):
-            return False, ""
-        return True, "" if killed else "SURVIVED"
+        if fails(command, fault["name"]):
+            return True, ""
+        ran, skipped = ran_and_skipped(command)
+        if ran == 0:
+            return True, f"no test is called {fault['case']}"
+        return (False, "") if ran == skipped else (True, "SURVIVED")
     if not fault["name"].startswith("ref."):
         return False, ""
     second = fault.get("second", "")
