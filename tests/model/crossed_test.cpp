@@ -207,7 +207,7 @@ std::vector<std::vector<Level>> factors() {
        [](P& p) { p.sizes.architecture = "cohere2"; }, [](P& p) { p.sizes.architecture = "mistral3"; },
        [](P& p) { p.sizes.architecture = "qwen2moe"; }, [](P& p) { p.sizes.architecture = "deepseek2"; }},
       {[](P& p) { p.sizes.layers = 2; }, [](P& p) { p.sizes.layers = 5; }},
-      {widths(256, 768), widths(512, 256), widths(288, 480), widths(1024, 1024)},
+      {widths(256, 768), widths(512, 256), widths(288, 480), widths(768, 1024)},
       {heads(2, 2, 128, 128, 128), heads(8, 2, 64, 64, 64), heads(14, 2, 64, 64, 32), heads(6, 1, 80, 48, 80),
        heads(16, 16, 16, 32, 16)},
       {[](P& p) { p.sizes.vocabulary = 300; }, [](P& p) { p.sizes.vocabulary = 1030; },
