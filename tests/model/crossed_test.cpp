@@ -308,7 +308,7 @@ void expect_forward_pass(const MadeModel& model, const Problem& problem) {
   check.expect_dense(dense);
 }
 
-/// Every kParts-th problem from the parameter's on: a fault is found by one part in a fraction of the time.
+/// Every kParts-th problem from the parameter's on: one part finds a fault sooner.
 class CrossedModels : public ::testing::TestWithParam<std::size_t> {
  public:
   static constexpr std::size_t kParts = 8;
