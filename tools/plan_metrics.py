@@ -188,8 +188,8 @@ def draw(points):
     import matplotlib.pyplot as plt
 
     # Deterministic files: no date, ids that do not change. Colours: Okabe and Ito, "Color Universal Design", 2008.
-    matplotlib.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.top": False,
-                                "axes.spines.right": False})
+    matplotlib.rcParams.update({"svg.hashsalt": "headwater", "svg.fonttype": "none", "font.size": 9,
+                                "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(figsize=(6, 3.4))
     tokens = [point[0] for point in points]
     stored = [n * 8 * (128 + 128) * 2 / 2**20 for n in tokens]

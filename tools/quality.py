@@ -414,8 +414,8 @@ def report(path):
     import matplotlib.pyplot as plt
 
     # Deterministic files: no date, ids that do not change.
-    matplotlib.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.top": False,
-                                "axes.spines.right": False})
+    matplotlib.rcParams.update({"svg.hashsalt": "headwater", "svg.fonttype": "none", "font.size": 9,
+                                "axes.spines.top": False, "axes.spines.right": False})
     results = Results(path)
     divergence_tables(results)
     perplexity_table(results)

@@ -12,7 +12,8 @@ import tables  # noqa: E402
 # Okabe and Ito: told apart by the colour-blind, and in grey by their lightness.
 BLUE, ORANGE, GREEN, RED, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9"
 KINDS = {"F32": BLUE, "BF16": ORANGE}
-plt.rcParams.update({"svg.hashsalt": "headwater", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+plt.rcParams.update({"svg.hashsalt": "headwater", "svg.fonttype": "none", "font.size": 9,
+                     "axes.spines.top": False, "axes.spines.right": False,
                      "axes.grid": True, "grid.alpha": 0.3, "figure.constrained_layout.use": True})
 
 
