@@ -99,8 +99,8 @@ struct Packed {
   std::vector<ProjectionScratch> scratch;
 
   Packed(Precision precision, std::vector<RowRange> rows, int threads,
-         const TileKernels* tiles = native_tiles(), const RowKernels& integers = row_kernels())
-      : products(tiles, integers), scratch(static_cast<std::size_t>(threads)) {
+         const TileKernels* tiles = native_tiles(), const RowKernels& kernels = row_kernels())
+      : products(tiles, kernels), scratch(static_cast<std::size_t>(threads)) {
     projection = std::make_unique<Projection>(products, precision, std::move(rows));
     for (auto& one : scratch) one.memory = AlignedBuffer(projection->scratch_bytes());
     projection->pack(threads, scratch);
