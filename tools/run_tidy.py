@@ -1,8 +1,8 @@
 """clang-tidy over what is shipped: run_tidy.py BUILD/compile_commands.json [--all]
 
-Files of one language, processor and list of macros are looked at together, as one file that includes them: nearly all of
-the time goes into the headers. Those that do not compile beside the others make a group of their own. Two groups at a time
-on two cores; --all adds conformance, fuzz, tests and bench, whose template-heavy headers (GoogleTest, rapidcheck, Eigen) cost
+Files of one language and processor are looked at together, as one file that includes them, with the macros of all: nearly
+all of the time goes into the headers. Those that do not compile beside the others make groups of their own later. Two groups
+at a time on two cores; --all adds conformance, fuzz, tests and bench, whose template-heavy headers (GoogleTest, rapidcheck, Eigen) cost
 several times as much as they find.
 A group that passed is not looked at again until a file in it, a header of this repository that one includes, the command or
 the checks change (build/tidy/).
@@ -31,8 +31,8 @@ CACHE = tree.ROOT / "build" / "tidy"
 UNKNOWN_TO_CLANG = re.compile(r"^(-fopenmp|-fno-semantic-interposition|-fno-thread-jumps|-Wno-psabi)$")
 # Warnings that stand for checks of clang-tidy's (.clang-tidy).
 WARNINGS = ("-Wno-unknown-warning-option", "-Wreserved-identifier", "-Wnonnull")
-# Flags that files of one group share: the others are where headers are, and how code is optimised.
-SHARED = re.compile(r"^-([Dm]|std=)")
+# Flags that files of one group share. The others say where headers are, what has been found, and how code is optimised.
+SHARED = re.compile(r"^-(m|std=)")
 
 
 def commands(database, everything):
@@ -84,39 +84,49 @@ def key(sources, arguments, version):
     return digest.hexdigest()
 
 
-def groups(chosen):
-    """(sources, arguments) with LARGEST sources at most, those with the most headers first."""
-    together = collections.defaultdict(list)
-    for source, arguments, is_c in chosen.values():
-        together[("-xc" if is_c else "-xc++", *sorted({word for word in arguments if SHARED.match(word)}))].append(
-            (source, arguments))
-    found = []
-    for (language, *_), files in together.items():
-        files.sort()
-        for begin in range(0, len(files), LARGEST):
-            part = files[begin:begin + LARGEST]
-            joined = [language]
-            for _, arguments in part:
-                for flag in re.findall(r"-isystem \S+|\S+", " ".join(arguments)):
-                    joined += [] if flag in joined else [flag]
-            found.append(([source for source, _ in part], " ".join(joined).split()))
-    return sorted(found, key=lambda group: -len(group[1]) - len(group[0]))
+def kind(arguments, is_c):
+    """What files of one group have in common."""
+    return ("-xc" if is_c else "-xc++", *sorted({word for word in arguments if SHARED.match(word)}))
+
+
+def groups(language, files):
+    """(sources, arguments) with LARGEST sources at most."""
+    files = sorted(files)
+    for begin in range(0, len(files), LARGEST):
+        part = files[begin:begin + LARGEST]
+        joined = [language]
+        for _, arguments in part:
+            for flag in re.findall(r"-isystem \S+|\S+", " ".join(arguments)):
+                joined += [] if flag in joined else [flag]
+        yield [source for source, _ in part], " ".join(joined).split()
 
 
 def compiling_together(program, sources, arguments, file):
-    """Those of the sources that compile as one file, which is written to `file`: what does not compile after the others is
-    left out."""
+    """Those of the sources that compile as one file, which is written to `file`. Where two define a name, one of them gets
+    another there; what still does not compile after the others is left out."""
+    renamed = {source: [] for source in sources}
     while True:
-        file.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
+        with open(file, "w", encoding="utf-8") as unit:
+            for i, source in enumerate(sources):
+                unit.writelines(f"#define {name} {name}{i}  // NOLINT\n" for name in renamed[source])
+                unit.write(f'#include "{source}"\n')
+                unit.writelines(f"#undef {name}\n" for name in renamed[source])
         if len(sources) == 1:
             return sources
         compiles = subprocess.run([program.replace("clang-tidy", "clang"), "-fsyntax-only", "-w", "-ferror-limit=0",
                                    *arguments, str(file)], capture_output=True, text=True, check=False)
         if compiles.returncode == 0:
             return sources
-        named = set(re.findall(r"^(/[^:]+):\d+:\d+: (?:fatal )?error:", compiles.stderr, re.MULTILINE))
+        # Of an error in a template it is the file that uses it.
+        named = {where for where, _, _ in re.findall(
+            r"^(/[^:]+):\d+:\d+: ((fatal )?error|note: in instantiation)", compiles.stderr, re.MULTILINE)}
+        for where, name in re.findall(r"^(/[^:]+):\d+:\d+: error: redefinition of '(\w+)'", compiles.stderr, re.MULTILINE):
+            source = pathlib.Path(where)
+            if source in renamed and name not in renamed[source]:
+                renamed[source].append(name)
+                named.discard(where)
         left = [source for source in sources if str(source) not in named]
-        sources = left if left and len(left) < len(sources) else sources[:len(sources) // 2]
+        sources = left or sources[:len(sources) // 2]
 
 
 def tidy(program, sources, arguments, version):
@@ -152,20 +162,24 @@ def main():
     chosen = commands(arguments[0], "--all" in sys.argv[1:])
     if not chosen:
         return tree.report("tidy", [f"{arguments[0]}: names no source of this repository"])
+    waiting = collections.defaultdict(list)  # by kind
+    for source, arguments, is_c in chosen.values():
+        waiting[kind(arguments, is_c)].append((source, arguments))
+    flags_of = {source: arguments for source, arguments, _ in chosen.values()}
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         problems, running = [], {}
-        def begin(sources, flags):
-            running[pool.submit(tidy, program, sources, flags, version)] = flags
-        for sources, flags in groups(chosen):
-            begin(sources, flags)
-        while running:
+        while waiting or running:
+            # The most files first. What did not compile beside others waits until all of its kind have been tried.
+            for what in sorted(set(waiting) - set(running.values()), key=lambda what: -len(waiting[what])):
+                for sources, flags in groups(what[0], waiting.pop(what)):
+                    running[pool.submit(tidy, program, sources, flags, version)] = what
             ended, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for job in ended:
                 found, others = job.result()
                 problems += found
-                flags = running.pop(job)
+                what = running.pop(job)
                 if others:
-                    begin(others, flags)
+                    waiting[what] += [(source, flags_of[source]) for source in others]
     print(f"tidy: {len(chosen)} files")
     return tree.report("tidy", problems)
 
