@@ -12,6 +12,7 @@ fails, 2 where there is no wheel or no environment.
 """
 
 import base64
+import concurrent.futures
 import hashlib
 import os
 import pathlib
@@ -44,7 +45,7 @@ CUDA_LICENCES = ("EULA.txt", "dist-info/nvidia_cuda_runtime-*/licenses/*")
 HEADERS = ("nlohmann-json3-dev",)
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5", "--timeout", "60", "install", "--quiet")
 HEARTBEAT = 15  # seconds
-FILE_LIMIT = 900  # seconds for a file of tests; the longest takes 60 on two cores
+FILE_LIMIT = 900  # seconds for a file of tests; the longest takes 130 on two cores
 TRIES = 3  # of what PyPI is asked for
 
 IMPORT_TIME = """
@@ -263,29 +264,37 @@ def figures(python):
     sys.stdout.flush()
 
 
-def test(wheel):
-    """The number of files of tests that fail."""
-    python = environment("peers", PEERS)
-    run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
-    own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
-    own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive",
-            "HEADWATER_SOURCES": str(one(OUT, "*.tar.gz")), "HEADWATER_MYPY": str(environment("types", TYPES)),
-            "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
-    failed = []
-    for file in (*sorted(TESTS.glob("test_*.py")), SERVER_TEST):
-        print(f"\n{file.relative_to(ROOT)}", flush=True)
+def passes(file, python, own):
+    """Whether the tests of a file pass. What they print is shown when they end."""
+    begin = time.monotonic()
+    log, late = OUT / f"{file.stem}.log", ""
+    with open(log, "w", encoding="utf-8") as output:
         tests = subprocess.Popen([python, "-B", "-X", "faulthandler", "-m", "unittest", file.stem], cwd=file.parent, env=own,
-                                 stdin=subprocess.DEVNULL, start_new_session=True)
+                                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            ended = tests.wait(FILE_LIMIT) == 0
+            status = tests.wait(FILE_LIMIT)
         except subprocess.TimeoutExpired:
             tests.send_signal(signal.SIGABRT)  # faulthandler prints where it is
             time.sleep(1)
             os.killpg(tests.pid, signal.SIGKILL)
-            print(f"{file.stem}: no end after {FILE_LIMIT} s", flush=True)
-            ended = False
-        if not ended:
-            failed.append(file.stem)
+            status, late = tests.wait(), f"{file.stem}: no end after {FILE_LIMIT} s\n"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    print(f"\n{file.relative_to(ROOT)}, {time.monotonic() - begin:.0f} s\n{text}{late}", end="", flush=True)
+    return status == 0
+
+
+def test(wheel, environments):
+    """The number of files of tests that fail."""
+    python, types = (environment.result() for environment in environments)
+    run(f"install {wheel.name}", OUT / "install.log", python, *PIP, "--no-index", "--no-deps", "--force-reinstall", wheel)
+    own = {name: value for name, value in os.environ.items() if name not in ("HEADWATER_LIBRARY", "PYTHONPATH")}
+    own |= {"HEADWATER_REQUIRE_TORCH": "1", "HEADWATER_WHEEL": str(wheel), "OMP_WAIT_POLICY": "passive",
+            "HEADWATER_SOURCES": str(one(OUT, "*.tar.gz")), "HEADWATER_MYPY": str(types),
+            "HEADWATER_PROGRAM": str(ROOT / "build" / "release" / "headwater")}
+    files = (*sorted(TESTS.glob("test_*.py")), SERVER_TEST)
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        ended = pool.map(lambda file: passes(file, python, own), files)
+    failed = [file.stem for file, passed in zip(files, ended) if not passed]
     print(flush=True)
     figures(python)
     print(f"wheel tests: {f'FAILED: {chr(32).join(failed)}' if failed else 'all passed'}", flush=True)
@@ -298,8 +307,12 @@ def main():
         if argument not in ("--cuda", "--test"):
             raise RuntimeError(f"'{argument}' is not known; allowed: --cuda, --test")
     OUT.mkdir(parents=True, exist_ok=True)
-    wheel = build()
-    return min(test(wheel), 1) if "--test" in arguments else 0
+    if "--test" not in arguments:
+        build()
+        return 0
+    with concurrent.futures.ThreadPoolExecutor() as fetching:  # 3 GB, while the wheel is built
+        environments = [fetching.submit(environment, *which) for which in (("peers", PEERS), ("types", TYPES))]
+        return min(test(build(), environments), 1)
 
 
 if __name__ == "__main__":
