@@ -120,13 +120,15 @@ def compiling_together(program, sources, arguments, file):
         # Of an error in a template it is the file that uses it.
         named = {where for where, _, _ in re.findall(
             r"^(/[^:]+):\d+:\d+: ((fatal )?error|note: in instantiation)", compiles.stderr, re.MULTILINE)}
+        before = sum(map(len, renamed.values()))
         for where, name in re.findall(r"^(/[^:]+):\d+:\d+: error: redefinition of '(\w+)'", compiles.stderr, re.MULTILINE):
             source = pathlib.Path(where)
             if source in renamed and name not in renamed[source]:
                 renamed[source].append(name)
                 named.discard(where)
         left = [source for source in sources if str(source) not in named]
-        sources = left or sources[:len(sources) // 2]
+        nothing_new = len(left) == len(sources) and sum(map(len, renamed.values())) == before
+        sources = sources[:len(sources) // 2] if nothing_new or not left else left
 
 
 def tidy(program, sources, arguments, version):
